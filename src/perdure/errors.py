@@ -23,9 +23,10 @@
     │   └── MigrationFailed a declared step cannot be applied to the thread
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
     ├── UnrecordedCall      a replay met a call that the thread has no record of
-    ├── StatementRefused    the database refused a statement on the application's own tables
+    ├── StatementRefused    the database refused a statement: the application's, or one of Perdure
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
+    │   └── OverMaximum     a value or a name exceeds a limit that is the same on all backends
     ├── EmbeddingFailed     the embedding model raised an error
     ├── BadEmbedding        the embedding function did not return a vector for each text
     ├── ReindexRequired     items were indexed by another embedding model
@@ -161,7 +162,8 @@ class UnrecordedCall(PerdureError, RuntimeError):
 
 class StatementRefused(PerdureError):
     """The database refused a statement that a node gave for its step's commit, and nothing of that step was
-    stored. The driver's own error is the cause."""
+    stored; or one of Perdure's own, because of what was added to its tables, such as a trigger. The driver's
+    own error is the cause."""
 
 
 class Unserialisable(PerdureError):
@@ -170,6 +172,10 @@ class Unserialisable(PerdureError):
 
 class TooLarge(PerdureError):
     """A value exceeds the backend's limit, or a search compares more vectors than it may."""
+
+
+class OverMaximum(TooLarge):
+    """A value or a name exceeds a limit that is the same on all backends; the message has the limit."""
 
 
 class EmbeddingFailed(PerdureError):

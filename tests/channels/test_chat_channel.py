@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +12,17 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+import perdure
+from perdure import channels
 from perdure.channels import ChatAddress
 from perdure.channels.chat_channel import ChatChannel
+from perdure.channels.incoming import ChatMessage
 from perdure.channels.receiving import Receiver
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply
-from perdure.runtime import NotSent, Undeliverable
+from perdure.runtime import NotSent, Runtime, Undeliverable
 from perdure.testing.channels import ProviderFault, TelegramDouble
+from perdure.testing.channels.telegram import SECRET, TOKEN
 from tests.channels.serving import asking, echo, telegram
 from tests.channels.test_slack import slack_at_work
 from tests.channels.test_slack import thread as slack_thread
@@ -122,3 +128,38 @@ class Silent(ChatChannel):
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         return None
+
+
+def test_a_bot_keeps_nothing_of_a_runtime_that_it_has_served() -> None:
+    def serve(bot: ChatChannel) -> weakref.ref[Runtime]:
+        async def main() -> weakref.ref[Runtime]:
+            async with (
+                perdure.connect("memory://") as database,
+                Runtime(database, echo(), channels=bot.channels) as runtime,
+            ):
+                message = ChatMessage(chat="1", position=1, key="1", text="hello", sender="7")
+                assert (await bot._receiver(runtime).accept_message(message)).ticket_id
+                return weakref.ref(runtime)
+
+        return asyncio.run(main())
+
+    bot = channels.TelegramBot(TOKEN, secret=SECRET, api_url="http://127.0.0.1:9")
+    served = [serve(bot) for _ in range(3)]
+    gc.collect()
+    assert [one() for one in served] == [None] * 3
+    assert len(bot._locks) == 0
+
+
+def test_deliveries_for_one_chat_are_accepted_one_by_one(memory: Storage) -> None:
+    async def main() -> None:
+        bot = channels.TelegramBot(TOKEN, secret=SECRET, api_url="http://127.0.0.1:9")
+        async with Runtime(memory.database(), echo(), works=False) as runtime:
+            first, second = bot._receiver(runtime), bot._receiver(runtime)
+            async with first._lock_chat("1", ""):
+                async with second._lock_chat("2", ""):
+                    assert len(bot._locks) == 2
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05), second._lock_chat("1", ""):
+                        pass
+
+    go(main())

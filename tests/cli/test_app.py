@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolCall
 from langgraph.graph import START, MessagesState, StateGraph
@@ -107,6 +108,7 @@ def test_json_is_json_whatever_a_state_holds(shell: Shell, tmp_path: Path) -> No
         "set": {1, 2},
         "tuple": (1, (2,)),
         "text": "\x00\u2028",
+        "half a character": ["cut \ud83d", "whole 🙂"],
     }
 
     class State(TypedDict):
@@ -130,6 +132,8 @@ def test_json_is_json_whatever_a_state_holds(shell: Shell, tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr
         for line in [done.stdout] if words[0] == "export" else done.stdout.splitlines():
             json.loads(line, parse_constant=strict)
+            orjson.loads(line)
+            assert words[1] != "show" or ("cut \\ufffd" in line and "whole \\ud83d\\ude42" in line)
 
 
 @pytest.mark.parametrize("group", ["threads", "tenants", "memory"])

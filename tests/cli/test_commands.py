@@ -197,6 +197,10 @@ def test_a_thread_goes_on_from_a_tag_and_a_copy_leaves_it_as_it_is(shell: Shell,
     missing = shell("threads", "fork", "ada", "none", **url)
     assert missing.returncode == 1
     assert "no checkpoint, tag or step 'none'" in missing.stderr
+    for words in (("tag", "ada", ""), ("fork", "ada", early, "--into", "")):
+        unnamed = shell("threads", *words, **url)
+        assert unnamed.returncode == 2
+        assert "not empty" in unnamed.stderr
 
 
 def test_a_copy_that_could_not_be_forked_stays_and_is_named(

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine import versioned_documents
 from perdure.engine.queue import crons
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
+from perdure.model.records import SERVER, Partition
 from perdure.runtime import Runtime
 from tests.cli.test_operations import EVIL, Shell, shell
 
 __all__ = ["shell"]
+
+ASSISTANTS = Partition("", "assistants", SERVER)
 
 
 def _answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage("fine")]}
 
 
-def talk(*said: tuple[str, str, str], later: str | None = None, tenant: str = "") -> None:
+def talk(*said: tuple[Any, str, str], later: Any = None, tenant: str = "") -> None:
     """Let messages of users be answered, and leave one of the user ``later`` for another time."""
 
     async def go() -> None:
@@ -35,7 +42,7 @@ def talk(*said: tuple[str, str, str], later: str | None = None, tenant: str = ""
             Runtime(database, builder.compile(), observers=()) as runtime,
         ):
             for user, thread, text in said:
-                config = {"configurable": {"user_id": user}}
+                config = {"configurable": {} if user is None else {"user_id": user}}
                 await runtime.wait(await runtime.accept(thread, text, config=config), 60)
             if later is not None:
                 config = {"configurable": {"user_id": later}}
@@ -64,13 +71,19 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
             body = {"thread_id": None, "user": {"identity": user}}
             new = crons.Due(body, None)
             handle_of(database).run(crons.create(crons.place(""), f"cron of {user}", new, 1, 1))
+            assistant = {"graph_id": "agent", "metadata": {}, "config": {"configurable": {"user_id": user}}}
+            new_assistant = versioned_documents.create(ASSISTANTS, "assistant", f"of {user}", assistant, 1, 1)
+            handle_of(database).run(new_assistant)
 
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     kept = shell("users", "delete", "ada")
     assert kept.code == 1
     assert "Nothing was removed. Pass --yes" in kept.stderr
-    (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
-    assert done == {"user": "ada", "threads": 4, "crons": 1, "entries": 2}
+    # A server has the file open meanwhile, so that no end of the last process empties the log.
+    with perdure.connect_sync("sqlite:///threads.db"):
+        (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
+        assert Path("threads.db-wal").stat().st_size == 0
+    assert done == {"user": "ada", "threads": 4, "crons": 1, "assistants": 1, "entries": 2, "shared": []}
 
     with perdure.connect_sync("sqlite:///threads.db") as database:
         assert {each.thread_id for each in database.threads()} == {"b"}
@@ -78,10 +91,45 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
         assert find_roots(database.store(), "bob") == [("memories",), ("notes", "of")]
         assert database.store().get(("ada", "facts"), "own") is not None
         left = handle_of(database).run(crons.read_all_crons(crons.place("")))
+        assistants = handle_of(database).run(versioned_documents.read_all_current(ASSISTANTS, "assistant"))
+    assert [assistant.name for assistant in assistants] == ["of bob"]
     assert [cron.id for cron in left] == ["cron of bob"]
     again = shell("users", "delete", "ada", "--yes")
-    assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"
+    assert again.stdout == "ada: 0 threads, 0 crons and 0 assistants removed, nothing was known\n"
     assert "later" not in shell("runs", "stop", "--all").stdout
+
+
+def test_a_log_that_is_in_use_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk(("ada", "a1", "1"))
+    monkeypatch.setattr("perdure.storage.sqlite.driver._CUT_MS", 20)
+    with closing(apsw.Connection("threads.db")) as reader:
+        reader.execute("BEGIN; SELECT * FROM perdure_thread").fetchall()
+        done = shell("users", "delete", "ada", "--yes")
+    assert done.stdout.startswith("ada: 1 thread")
+    assert "what was removed stays in its log" in done.stderr
+
+
+def test_a_user_whose_id_is_a_number_is_found_by_every_command_and_removed(shell: Shell) -> None:
+    talk((42, "a", "1"), ("42", "b", "1"), (43, "c", "1"), later=42)
+    rows = shell("users", "ls", "--json").rows
+    assert {(row["user"], row["runs"]) for row in rows} == {("42", 2), ("43", 1)}
+    listed = shell("threads", "ls", "--user", "42", "--json").rows
+    assert {row["thread_id"] for row in listed} == {"a", "b", "soon of 42"}
+    (done,) = shell("users", "delete", "42", "--yes", "--json").rows
+    assert (done["user"], done["threads"]) == ("42", 4)
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        assert {each.thread_id for each in database.threads()} == {"c"}
+
+
+def test_a_thread_is_removed_with_the_only_user_of_its_runs_and_stays_with_several(shell: Shell) -> None:
+    talk(("ada", "reminded", "1"), (None, "reminded", "a reminder"))
+    talk(("ada", "shared", "1"), ("ada", "shared", "2"), ("bob", "shared", "a colleague helps"))
+    for user, removed, other in (("bob", 0, "ada"), ("ada", 1, "bob")):
+        done = shell("users", "delete", user, "--yes")
+        assert f"{removed} thread" in done.stderr + done.stdout
+        assert f"shared stays, as it has runs of other users, too: {other}" in done.stderr + done.stdout
+    assert [row["thread_id"] for row in shell("threads", "ls", "--json").rows] == ["shared"]
+    assert shell("users", "delete", "ada", "--yes", "--json").rows[0]["shared"] == ["shared"]
 
 
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:

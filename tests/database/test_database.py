@@ -147,3 +147,11 @@ def test_versions_of_a_new_thread_start_anywhere_by_one_draw(monkeypatch: pytest
         monkeypatch.setattr(random, "_urandom", urandom)
         assert fresh() == 1 << 54
     assert drawn == [4]
+
+
+def test_what_is_no_flag_and_no_url_of_memory_is_refused(url: str) -> None:
+    no: Any = "no"
+    with perdure.connect_sync(url) as db, pytest.raises(TypeError, match="True or False, not 'no'"):
+        db.checkpointer(may_list_all_threads=no)
+    with pytest.raises(perdure.BadUrl, match="memory:// names no database"):
+        perdure.connect_sync("memory://x").__enter__()

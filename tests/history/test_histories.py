@@ -126,6 +126,21 @@ def test_a_budget_belongs_to_its_task() -> None:
     assert (spent.rest_of(5), spent.spend(3).rest_of(5)) == (2, 0)
     assert spent.of(None) == spent.of("a") == spent
     assert spent.of("b") == TaskBudget("b", 0)
+    assert TaskBudget("a", -5).rest_of(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("task", "used", "error"),
+    [("a", "x", TypeError), ("a", True, TypeError), (5, 5, TypeError), ("a", -5, ValueError)],
+)
+def test_a_budget_that_cannot_be_used_is_not_stored(
+    db: SyncDatabase, task: Any, used: Any, error: type[Exception]
+) -> None:
+    histories = db.history()
+    history = histories.load("s1")
+    with pytest.raises(error, match="of a budget is"):
+        histories.commit(history, [HumanMessage("hi")], budget=TaskBudget(task, used))
+    assert histories.load("s1").messages == []
 
 
 def test_a_repeated_request_makes_no_second_turn(db: SyncDatabase) -> None:

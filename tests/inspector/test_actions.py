@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -178,6 +179,21 @@ async def test_what_cannot_be_done_changes_nothing(action: str, given: dict[str,
         await found.say("tides")
         before = await found.database.export("t")
         await found.refused(action, status, **given)
+        assert await found.database.export("t") == before
+
+
+@pytest.mark.parametrize("value", ["cut \ud83d", {"\ud83d": 1}, float("nan")])
+@within_a_minute
+async def test_an_edit_that_no_client_could_read_again_changes_nothing(value: Any) -> None:
+    async with site() as found:
+        await found.say("tides")
+        before = await found.database.export("t")
+        body = json.dumps({"id": "t", "values": {"notes": [value]}}).encode()
+        response = await found.client.post(
+            "/inspect/api/actions/edit", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert response.status_code == 422, response.text
+        assert "['values']['notes'][0]" in response.json()["detail"]
         assert await found.database.export("t") == before
 
 

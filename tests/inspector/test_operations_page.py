@@ -534,7 +534,8 @@ def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: 
     page.locator(".problem", has_text="confirm has to be the user's id").wait_for()
     page.get_by_label("Type the user's id to confirm").fill(HOSTILE)
     page.keyboard.press("Enter")
-    status.get_by_text("2 threads, 0 crons and 0 entries of what was known are removed.").wait_for()
+    removed = "2 threads, 0 crons, 0 assistants and 0 entries of what was known are removed."
+    status.get_by_text(removed).wait_for()
     status.get_by_text("0 threads of the user in 0 examined, which are all.").wait_for()
     # The focus is on the outcome, and not lost.
     assert "are removed" in page.evaluate("() => document.activeElement.textContent")

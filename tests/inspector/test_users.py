@@ -9,13 +9,17 @@ import json
 from typing import Any
 
 import pytest
+from langgraph.store.base import PutOp
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine.items import items
 from perdure.engine.queue import crons
 from perdure.inspector import api, users
 from perdure.inspector.access import PERMISSIONS, LocalAccess
 from perdure.memory import Memory, MemoryPolicy
+from perdure.memory.users import REMOVALS, namespace_of
+from perdure.model.store_items import labels_of
 from perdure.runtime import Agent, Runtime
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE
@@ -67,24 +71,34 @@ async def test_nothing_of_a_removed_user_is_left(
         for user in (HOSTILE, "bob"):
             memory = Memory(found.runtime.for_tenant("").store(), user)
             await memory.aremember("Likes tea.")
+            # Of what a program has removed itself, only the name may be there.
+            own = (*namespace_of(user, ()), "facts")
+            for value in ({"of": "the application"}, None):
+                await found.runtime.for_tenant("").store().abatch([PutOp(own, "own", value)])
             body = {"thread_id": None, "user": {"identity": user}}
             await handle.arun(crons.create(crons.place(""), f"cron of {user}", crons.Due(body, None), 1, 1))
+            assistant = {"graph_id": "agent", "metadata": {"owner": user}, "config": {}}
+            await found.runtime.for_tenant("").documents("assistant").create(f"of {user}", assistant)
         for wrong in ({}, {"user": HOSTILE}, {"user": HOSTILE, "confirm": "bob"}, {"user": 1, "confirm": 1}):
             await found.act("delete-user", 422, **wrong)
         await found.act("delete-user", 422, user=HOSTILE, confirm=HOSTILE, cursor="x")
-        sums = {"threads": 0, "crons": 0, "entries": 0, "refused": 0}
+        sums = dict.fromkeys(("threads", "shared", "crons", "assistants", "entries", "refused"), 0)
         cursor, requests = "", 0
         while cursor is not None:
             done = await found.act("delete-user", user=HOSTILE, confirm=HOSTILE, cursor=cursor)
             cursor, requests = done.pop("cursor"), requests + 1
             sums = {name: sums[name] + count for name, count in done.items()}
         assert (requests > 1) == (seconds == 0)
-        assert sums == {"threads": 4, "crons": 1, "entries": 1, "refused": 0}
+        assert sums == {"threads": 4, "shared": 0, "crons": 1, "assistants": 1, "entries": 1, "refused": 0}
         assert [each["thread_id"] for each in (await found.get("threads"))["threads"]] == ["b"]
         assert await Memory(found.runtime.for_tenant("").store(), HOSTILE).afacts() == []
         assert len(await Memory(found.runtime.for_tenant("").store(), "bob").afacts()) == 1
         left = await handle.arun(crons.read_all_crons(crons.place("")))
         assert [cron.id for cron in left] == ["cron of bob"]
+        assistants = await found.runtime.for_tenant("").documents("assistant").read_all()
+        assert [assistant.name for assistant in assistants] == ["of bob"]
+        names = {labels_of(each.thread) for each in await handle.arun(items.read_namespaces("", ()))}
+        assert {label for labels in names for label in labels} - {"facts", REMOVALS} <= {"memories", "bob"}
         log = (await found.get("log"))["entries"]
         assert log[0]["action"] == "delete-user"
         assert HOSTILE not in json.dumps(log[0])

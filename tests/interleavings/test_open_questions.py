@@ -59,8 +59,8 @@ class Asking(Thread):
             builder.add_edge(START, "first").add_edge("first", "second").compile(checkpointer=self._saver())
         )
 
-    def read_asked(self) -> Any:
-        return self._saver().read_asked(self.here)
+    def read_asked(self, checkpoint_id: str | None = None, /) -> Any:
+        return self._saver().read_asked(self.here, checkpoint_id)
 
     def _accept(self, name: str, mode: Any = "coalesce", **options: Any) -> Any:
         return super()._accept(name, mode, read_asked=self.read_asked, **options)

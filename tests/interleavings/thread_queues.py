@@ -83,7 +83,7 @@ class Thread(World):
         terms = {"strategy": "enqueue", "most": MOST, "read_asked": self._read_asked, **options}
         return Accept(self.here, message, self.now, Debounce(quiet, quiet), fresh=FRESH, **terms)
 
-    def _read_asked(self) -> Program[questions.Asked]:
+    def _read_asked(self, checkpoint_id: str | None = None, /) -> Program[questions.Asked]:
         """Return what the latest checkpoint would ask, which these threads do not have."""
         (found,) = yield from ask(Fetch(self.here, (Get(LANE, (IN,)),)))
         return questions.Asked(interrupts=() if Lane.read(IN, found).waiting is None else ("i",))

@@ -1,11 +1,13 @@
-"""A name with half of a character is refused in the same way on every backend, whatever it names and whoever
-passes it, and nothing is stored.
+"""A name with half of a character, of too many bytes, or without any, is refused in the same way on every
+backend, whatever it names and whoever passes it, and nothing is stored.
 
 Covers perdure.model.well_formed.
 """
 
 from __future__ import annotations
 
+import secrets
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,8 +17,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 import perdure
 from perdure import admin
-from perdure.errors import Unserialisable
+from perdure.errors import OverMaximum, Unserialisable
 from perdure.history import NewTurn
+from perdure.model.well_formed import NAME_MAX
 from perdure.runtime import Runtime
 from tests import backends
 from tests.runtime.graphs import Talk, go
@@ -142,3 +145,62 @@ def test_a_runtime_refuses_it(backend: str) -> None:
             assert contents(db) == {}
 
     go(main())
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_all_backends_take_names_up_to_the_same_length(backend: str) -> None:
+    # Random text, as a database may compress what repeats.
+    longest = secrets.token_hex(NAME_MAX)
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        saver, store = db.checkpointer(), db.store()
+        for size, is_taken in ((NAME_MAX, True), (NAME_MAX + 1, False)):
+            name = longest[:size]
+            puts: tuple[Callable[[], object], ...] = (
+                partial(saver.put, at(thread_id=name), made(), {}, {}),
+                partial(store.put, ("a",), name, {"b": 1}),
+                # The end of a label takes a byte.
+                partial(store.put, (name[1:],), "k", {"b": 1}),
+                partial(db.history().update, name, lambda _: NewTurn([ROW])),
+            )
+            for put in puts:
+                if is_taken:
+                    put()
+                    continue
+                with pytest.raises(OverMaximum, match=f"at most {NAME_MAX} are taken"):
+                    put()
+        assert store.get(("a",), longest[:NAME_MAX]) is not None
+        assert {t.thread_id for t in db.threads()} == {longest[:NAME_MAX]}
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_empty_ids_of_threads_are_refused_everywhere(backend: str) -> None:
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        saver = db.checkpointer()
+        saver.put(at(), made(), {}, {})
+        before = contents(db)
+        for act in (
+            lambda: saver.copy_thread("t", ""),
+            lambda: saver.copy_thread("", "t2"),
+            lambda: saver.delete_thread(""),
+            lambda: saver.prune([""]),
+            lambda: db.tag("t", ""),
+        ):
+            with pytest.raises(ValueError, match="empty"):
+                act()
+        assert contents(db) == before
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_runs_are_removed_by_their_uuids(backend: str) -> None:
+    run_id = uuid.uuid4()
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        saver = db.checkpointer()
+        saver.put(at(), made(), {"run_id": str(run_id)}, {})
+        for wrong in (5, None, b"x"):
+            with pytest.raises(TypeError, match="run_ids takes texts or UUIDs"):
+                saver.delete_for_runs([run_id, wrong])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="run_ids takes a sequence of texts or UUIDs, not NoneType"):
+            saver.delete_for_runs(None)  # type: ignore[arg-type]
+        assert saver.get_tuple(at()) is not None
+        saver.delete_for_runs([run_id])
+        assert saver.get_tuple(at()) is None

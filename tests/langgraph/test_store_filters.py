@@ -6,7 +6,9 @@ Backends differ in what they filter in the database; the result may not.
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from langgraph.store.base import PutOp
 
 from perdure.langgraph.store import PerdureStore
 from perdure.model.filters import accepts, parse_filter
+from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance.backend import Backend
 from tests.backends import BACKENDS, fresh
 
@@ -181,3 +184,69 @@ REFUSED = [
 def test_every_backend_refuses_a_wrong_filter(on: str, wanted: Any) -> None:
     with fresh(on) as driver, pytest.raises(ValueError, match=r"filter.*\$"):
         Backend(driver).store().search(HOME, filter=wanted)
+
+
+MANY = [f"v{number}" for number in range(2_000)]
+LONG = "v" * 3_000_000
+LARGE: dict[str, dict[str, Any]] = {
+    "values": {"a": {"$in": MANY}},
+    "more values than PostgreSQL takes": {"a": {"$in": [f"v{number}" for number in range(70_000)]}},
+    "other values": {"a": {"$nin": ["w", *MANY[8:]]}},
+    "numbers": {"b": {"$in": list(range(60))}},
+    "equal": {"$and": [{"a": "v7"}] * 2_000},
+    "orderings": {"$and": [{"a": {"$lte": "v7"}}] * 2_000},
+    "both": {"$and": [part for n in range(80) for part in ({"a": "v7"}, {"b": {"$lte": 5 + n}})]},
+    "alternatives": {"$or": [{"a": value} for value in MANY]},
+    "fields": {"a": "v7", **{f"field{number}": None for number in range(2_000)}},
+    "long texts": {"a": {"$in": [LONG, "v7"], "$lt": LONG}, "$or": [{"a": {"$ne": LONG}}]},
+    "a long name": {"n" * 300_000: {"$not": {"$lt": 5}}},
+}
+
+
+@pytest.mark.parametrize("on", list(BACKENDS))
+def test_a_filter_may_have_any_number_of_conditions_of_any_length(on: str) -> None:
+    with fresh(on) as driver:
+        store = Backend(driver).store()
+        store.put(HOME, "k", {"a": "v7", "b": 5})
+        store.put(HOME, "other", {"a": "w", "b": 500, "n" * 300_000: 1})
+        for name, each in LARGE.items():
+            assert [item.key for item in store.search(HOME, filter=each)] == ["k"], name
+
+
+def test_an_awaited_search_compares_many_conditions_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def note(*_: Any) -> bool:
+        threads.append(threading.current_thread())
+        return True
+
+    async def search(store: PerdureStore, values: int) -> None:
+        await store.asearch(HOME, filter={"a": {"$nin": list(range(values))}})
+
+    store = Backend(MemoryDriver()).store()
+    store.put(HOME, "k", {"a": "v"})
+    with patch("perdure.model.filters.accepts", note):
+        asyncio.run(search(store, 2))
+        asyncio.run(search(store, 200))
+    assert threads[0] is threading.current_thread()
+    assert threads[1] is not threading.current_thread()
+
+
+def nested(name: str, levels: int) -> Any:
+    wanted: Any = {"a": 1}
+    for _ in range(levels):
+        wanted = {name: [wanted] if name == "$and" else wanted}
+    return wanted
+
+
+@pytest.mark.parametrize("on", list(BACKENDS))
+def test_every_backend_refuses_a_filter_that_is_nested_too_deeply(on: str) -> None:
+    itself: list[Any] = []
+    itself += [itself, itself]
+    with fresh(on) as driver:
+        store = Backend(driver).store()
+        store.put(HOME, "k", {"a": 1})
+        for wanted in (nested("$not", 250), nested("$and", 250), nested("a", 900), {"a": itself}):
+            with pytest.raises(ValueError, match="more than 64 levels deep"):
+                store.search(HOME, filter=wanted)
+        assert len(store.search(HOME, filter=nested("$not", 60))) == 1

@@ -42,6 +42,12 @@ def test_a_model_sees_the_known_facts_and_its_answer_is_read() -> None:
     assert datetime.now(UTC).date().isoformat() in prompt.text
 
 
+def test_half_of_a_character_in_a_fact_is_replaced() -> None:
+    model = Scripted(answers=[AIMessage(answer({"text": "Likes \ud83d"}))])
+    request = ExtractionRequest("User: I like pizza", ())
+    assert asyncio.run(extract_facts(ModelExtractor(model), request)) == [ExtractedFact("Likes \ufffd")]
+
+
 def test_an_answer_in_a_block_of_markdown_is_read() -> None:
     assert parse_facts(f"```json\n{answer({'text': 'Sings.'})}\n```", []) == [ExtractedFact("Sings.")]
     assert parse_facts(answer(), []) == []
@@ -113,7 +119,6 @@ def test_an_extractor_may_be_a_plain_function_and_has_to_return_facts() -> None:
 @pytest.mark.parametrize(
     "fact",
     [
-        ExtractedFact("a\ud83d"),
         ExtractedFact(" "),
         ExtractedFact("Sings.", (), datetime(2026, 1, 1)),
         ExtractedFact("Sings.", (), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))),

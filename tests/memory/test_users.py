@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine.items import items
 from perdure.memory import Memory, namespace_of, users
-from perdure.memory.users import user_of_namespace
+from perdure.memory.users import REMOVALS, user_of_namespace
+from perdure.model.store_items import labels_of
 from perdure.storage.postgres import vector_search
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many
@@ -142,3 +144,25 @@ def test_each_user_is_forgotten_alone_whatever_the_id(on: str) -> None:
                 name in left
             )
             assert (memory.forgotten_at() is None) == (name in left)
+
+
+def list_names(db: perdure.SyncDatabase) -> set[tuple[str, ...]]:
+    """The namespaces in the catalogue, whether they hold items or not."""
+    return {labels_of(each.thread) for each in handle_of(db).run(items.read_namespaces("", ()))}
+
+
+@pytest.mark.parametrize("on", BACKENDS)
+def test_no_name_of_a_forgotten_user_stays(on: str) -> None:
+    with EMPTY[on]() as url, perdure.connect_sync(url, migrate=True) as db:
+        store = db.store(index=perdure.SearchIndex(INDEXES["words"]))
+        for name in ("ada", "bob"):
+            Memory(store, name).remember("Likes tea.")
+            Memory(store, name).summarise("t", "They talked.")
+        store.put((*namespace_of("ada"), "other"), "own", {"of": "the application"})
+        Memory(store, "ada").forget()
+        Memory(store, "none").forget()
+        kept = {("memories", "bob", "facts"), ("memories", "bob", "summaries"), ("memories", REMOVALS)}
+        assert list_names(db) == kept
+        assert [fact.text for fact in Memory(store, "bob").facts()] == ["Likes tea."]
+        Memory(store, "ada").remember("Likes cake.")
+        assert [fact.text for fact in Memory(store, "ada").facts()] == ["Likes cake."]

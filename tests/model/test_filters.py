@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langgraph.store.memory import _compare_values
 
 from perdure.errors import Unserialisable
-from perdure.model.filters import accepts, parse_filter
+from perdure.model.filters import accepts, bounds, find_patterns, parse_filter
 
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 1.5, 2.0, "", "1", "1.5", "a", "b"])
 NAMES = st.sampled_from(["a", "b"])
@@ -137,3 +137,36 @@ def test_a_filter_with_what_no_item_can_have_is_refused() -> None:
 def test_text_that_no_item_can_have_is_refused(condition: Any) -> None:
     with pytest.raises(Unserialisable, match="not well-formed Unicode"):
         parse_filter({"a": condition})
+
+
+def test_a_filter_that_is_nested_too_deep_is_refused() -> None:
+    conditions: dict[str, Any] = {}
+    conditions["$not"] = conditions
+    with pytest.raises(Unserialisable, match="nested deeper"):
+        parse_filter(conditions)
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {"a": {"$in": [f"v{n}" for n in range(1000)]}},
+        {"a": {"$in": list(range(30))}},
+        {f"a{n}": "x" for n in range(1000)},
+        {"$and": [{"a": {"$gte": n}} for n in range(1000)]},
+        {"a": "x" * 3_000_000, "b": {"$gte": "x" * 3_000_000}},
+        {"n" * 3_000_000: {"$lt": 5}},
+    ],
+    ids=["texts", "numbers", "fields", "orderings", "long texts", "long name"],
+)
+def test_a_database_compares_a_bounded_part_of_a_filter(conditions: dict[str, Any]) -> None:
+    checked = parse_filter(conditions)
+    patterns, limits = find_patterns(checked), bounds(checked)
+    assert sum(map(len, patterns)) <= 40
+    assert len(limits) <= 20
+    assert all(len(pattern) <= 256 for group in patterns for pattern in group)
+    assert all(len(f"{bound.name}{bound.limit}") < 400 for bound in limits)
+
+
+def test_a_condition_with_many_values_leaves_the_others_to_the_database() -> None:
+    checked = parse_filter({"a": {"$in": [f"v{n}" for n in range(1000)]}, "b": "x"})
+    assert find_patterns(checked) == ((b'"b":"x"',),)

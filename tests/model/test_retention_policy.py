@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,14 +28,24 @@ ROOTS = [checkpoint(seq, day) for seq, day in enumerate(DAYS, 1)]
 
 @pytest.mark.parametrize(
     ("text", "us"),
-    [("90s", 90_000_000), ("15m", 900_000_000), ("12h", DAY_US // 2), ("30d", 30 * DAY_US), (1.5, 1_500_000)],
+    [
+        ("90s", 90_000_000),
+        ("90 s", 90_000_000),
+        ("15m", 900_000_000),
+        ("12h", DAY_US // 2),
+        ("30d", 30 * DAY_US),
+        (1.5, 1_500_000),
+        ("3600", 3_600_000_000),
+        (" 0.5 ", 500_000),
+    ],
 )
 def test_a_duration_is_a_number_with_a_unit_or_seconds(text: str | float, us: int) -> None:
     assert parse_duration(text) == us
 
 
 @pytest.mark.parametrize(
-    "text", ["", "30", "30 days", "-1d", "0s", "d", 0, -1, float("inf"), float("nan"), True]
+    "text",
+    ["", "30 days", "-1d", "-1", "0", "0s", "d", "1e3", "9" * 400, "nan", 0, -1, True, math.inf, math.nan],
 )
 def test_anything_else_is_none(text: Any) -> None:
     with pytest.raises(ValueError, match="not a duration"):

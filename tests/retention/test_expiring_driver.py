@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, FindThreads, Get, Now, Range
-from perdure.model.records import GC, HEAD, OF_THREAD, SERVER, WRITE, Partition
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, OF_THREAD, SERVER, WRITE, Kind, Partition
 from perdure.retention.expiring_driver import ExpiringDriver, with_expired
 from tests import backends
 from tests.langgraph import graphs
@@ -220,6 +223,65 @@ def test_its_own_time_to_live_comes_first(near: Kept) -> None:
     with pytest.raises(perdure.NotFound):
         near.db.timeline("a")
     assert near.handle.run(documents.get(HERE, *OF_THREAD)) is None
+
+
+def give_ttl(
+    kept: Kept, hours: float, metadata: Mapping[str, Any] | None = None, *, thread: str = "a"
+) -> None:
+    """Give a thread a time to live of its own, as a client of a server does."""
+    now = time.time_ns() // 1000
+    ttl = {"strategy": "delete", "expires_at": now + round(hours * HOUR_NS) // 1000}
+    body = {"metadata": metadata or {}, "ttl": ttl}
+    fresh = kept.handle.draw_version()
+    place = Partition("", thread)
+    kept.handle.run(documents.put(place, *OF_THREAD, body, now, Expect.ANY, fresh=fresh))
+
+
+def test_one_whose_policy_does_not_exist_is_removed_once_its_own_time_is_over(kept: Kept) -> None:
+    talk(kept.db)
+    give_ttl(kept, 5, {"retention": "of another deployment"})
+    kept.wait(4)
+    done = kept.db.apply_retention()
+    assert done is not None
+    assert (done.expired, done.failed) == (0, 1)
+    kept.wait(2)
+    require_removal(kept)
+
+
+@pytest.mark.parametrize("lost", [HEAD, CHECKPOINT, CHUNK])
+def test_a_damaged_one_is_removed_once_its_own_time_is_over(near: Kept, lost: Kind) -> None:
+    talk(near.db)
+    give_ttl(near, 5)
+    (records,) = near.moved.perform(Fetch(HERE, (Range(lost),)))
+    near.moved.perform(Commit(HERE, tuple(Delete(lost, each.key, each.version) for each in records)))
+    near.wait(6)
+    require_removal(near)
+
+
+def require_removal(kept: Kept) -> None:
+    """Require that the expired thread reads as absent, and that the next sweep removes it."""
+    assert kept.db.checkpointer().get_tuple(config("a")) is None
+    done = kept.db.apply_retention()
+    assert done is not None
+    assert (done.expired, done.failed) == (1, 0)
+    assert list(kept.whole.threads()) == []
+
+
+@pytest.mark.parametrize("table", ["perdure_chunk", "perdure_checkpoint"])
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "encrypted"])
+def test_one_whose_bodies_were_changed_is_removed_once_it_is_idle(
+    tmp_path: Path, wait: Callable[[float], None], table: str, key: bytes | None
+) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+    with perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
+        talk(db)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as connection, connection:
+        newest = "seq = (SELECT max(seq) FROM perdure_checkpoint)"
+        which = "1" if table == "perdure_chunk" else f"NOT {newest}"
+        assert connection.execute(f"UPDATE {table} SET body = x'00ff' WHERE {which}").rowcount
+    with perdure.connect_sync(url, retention=IDLE, encryption_key=key) as db:
+        wait(2)
+        require_removal(Kept(db, wait))
 
 
 def test_a_live_thread_costs_no_further_request(near: Kept) -> None:

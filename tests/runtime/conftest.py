@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,18 @@ from tests.runtime.graphs import WITHIN_S, Storage, Talk, stored
 def patient_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply waits for what is recalled, however slow the machine is."""
     monkeypatch.setattr(run_memory, "_PATIENCE_S", WITHIN_S)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what a test runs on the event loop of asyncio, and on that of ``perdure serve``. The timers of the
+    two differ."""
+    if request.param == "uvloop":
+        if sys.platform == "win32":
+            pytest.skip("uvloop does not exist on Windows")
+        import uvloop
+
+        monkeypatch.setattr(asyncio.events, "new_event_loop", uvloop.new_event_loop)
 
 
 @pytest.fixture(params=BACKENDS)

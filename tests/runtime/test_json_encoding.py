@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
+from typing import Any
 
+import orjson
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.types import Interrupt
+from pydantic import BaseModel
 
-from perdure.runtime.json_encoding import to_plain
+from perdure.runtime.json_encoding import to_json, to_plain
+
+HALF = "cut \ud83d"
+
+
+class _Model(BaseModel):
+    text: str
+
+
+@dataclass
+class _Record:
+    text: str
+
+
+class _Word(StrEnum):
+    CUT = HALF
+
+
+class _Shown:
+    def __repr__(self) -> str:
+        return HALF
 
 
 @pytest.mark.parametrize(
@@ -28,3 +55,31 @@ def test_of_a_value_that_is_nested_too_deep_the_outer_part_is_shown(is_list: boo
     while not isinstance(held, str):
         (held,) = held if isinstance(held, list) else held.values()
     assert held == "(nested deeper than 200 levels)"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (HALF, "cut �"),
+        (["whole 🙂", [HALF]], ["whole 🙂", ["cut �"]]),
+        (["\ud83d\ude42", "\ude42\ud83d"], ["🙂", "��"]),
+        ({HALF: 1}, {"cut �": 1}),
+        ((HALF,), ["cut �"]),
+        (_Record(HALF), {"text": "cut �"}),
+        (_Model(text=HALF), {"text": "cut �"}),
+        (_Word.CUT, "cut �"),
+        (_Shown(), "cut �"),
+        (ValueError(HALF), {"error": "ValueError", "message": "cut �"}),
+        (Interrupt(value=HALF, id="i"), {"value": "cut �", "id": "i"}),
+    ],
+    ids=str,
+)
+def test_half_of_a_character_is_replaced_in_json(value: object, expected: Any) -> None:
+    # orjson refuses what Python's own parser reads: LangGraph's SDK uses it.
+    assert orjson.loads(to_json(value)) == expected
+
+
+def test_half_of_a_character_in_a_message_is_replaced_in_json() -> None:
+    message = AIMessage(HALF, tool_calls=[{"name": "f", "args": {"to": HALF}, "id": "c"}])
+    shown = orjson.loads(to_json({"messages": [message]}))["messages"][0]
+    assert (shown["content"], shown["tool_calls"][0]["args"]) == ("cut �", {"to": "cut �"})

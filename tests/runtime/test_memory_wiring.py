@@ -32,7 +32,7 @@ async def whole() -> None:
     model = Scripted(answers=[AIMessage("Noted.")])
 
     async def summarize(summary: str, messages: Sequence[Any]) -> str:
-        return "They talked about songs."
+        return "They talked about songs. Cut: \ud83d"
 
     agent = Agent(graph(model), memory=policy(summarize=summarize))
     ttl: Any = {"default_ttl": 60.0}

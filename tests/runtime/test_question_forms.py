@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.channels.questions import edit_prompt
 from perdure.runtime.question_forms import form_of, text_of
 
 REVIEW = {
@@ -89,3 +90,10 @@ def test_a_field_with_options_has_a_known_type() -> None:
 def test_options_are_offered() -> None:
     assert form_of({"question": "Well?", "options": ["a", 1]}) == {"kind": "choice", "options": ["a", 1]}
     assert form_of(True) == {"kind": "choice", "options": [True, False]}
+
+
+@pytest.mark.parametrize("args", [{(1, 2): "x"}, {b"k": 1}, {"a": {(1,): 2}}, {"a": {1, 2}}])
+def test_arguments_and_values_with_keys_of_any_type_are_shown(args: Any) -> None:
+    assert isinstance(text_of(args), str)
+    assert text_of({"action_requests": [{"name": "send", "args": args}]}).startswith("May I do this? send\n{")
+    assert edit_prompt({"action_requests": [{"name": "send", "args": args}]}).startswith("Send the ")

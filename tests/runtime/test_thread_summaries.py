@@ -19,7 +19,7 @@ def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None
     model = Scripted(answers=[AIMessage("y" * 60)])
 
     def summarize(summary: str, messages: Sequence[Any]) -> str:
-        return "They counted words together."
+        return "They counted words together \ud83d."
 
     async def body(app: Runtime) -> None:
         for number in range(14):
@@ -27,14 +27,14 @@ def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None
             await app._worker.runner.conversations.wait_for_summaries()
         memory = Memory(app.store(), "ada")
         (summary,) = await memory.asummaries()
-        assert (summary.thread, summary.text) == ("one", "They counted words together.")
+        assert (summary.thread, summary.text) == ("one", "They counted words together \ufffd.")
         await say(app, "two", "Hello")
 
     conversation = Conversation(limit=Limit(700, summary=350), summarize=summarize)
     run(Agent(graph(model), conversation=conversation, memory=policy(extract=None)), body)
     recalled, hello = model.sent[-1]
     assert recalled.id == RECALL_ID
-    assert "They counted words together." in recalled.text
+    assert "They counted words together \ufffd." in recalled.text
     assert hello.text == "Hello"
 
 

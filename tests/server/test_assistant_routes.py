@@ -1,6 +1,7 @@
 """Assistants, driven by LangGraph's own client: their versions, their graphs, and whose they are.
 
-Covers perdure.runtime.documents, perdure.server.graph_schema, perdure.server.routes.assistants.
+Covers perdure.runtime.documents, perdure.server.graph_schema, perdure.server.routes.assistants,
+perdure.server.assistants.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
-from perdure.server.assistants import NAMESPACE
+from perdure.runtime.agents.default_assistants import make_default_id
 from tests.backends import EMPTY
 from tests.server.acceptance.saying import row
 from tests.server.hosting import graphs, owners, run, serving, tenants
 
-OWN = {name: str(uuid.uuid5(NAMESPACE, name)) for name in graphs()}
+OWN = {name: make_default_id(name) for name in graphs()}
 FIELDS = {
     "assistant_id", "graph_id", "name", "description", "config", "context", "metadata", "version",
     "created_at", "updated_at",
@@ -379,3 +380,20 @@ async def test_tenants_share_the_graphs_and_nothing_else(url: str) -> None:
         assert (await bob.assistants.get("aware"))["version"] == 1
         values: Any = await bob.runs.wait(None, "aware", input=said("hi"))
         assert values["messages"][-1]["content"] == "mood=None tone=None"
+
+
+@pytest.mark.parametrize("change", [{"context": {}}, {"config": {}}, {"config": {"tags": ["a"]}}], ids=str)
+@run
+async def test_what_was_cleared_of_an_assistant_reaches_no_run(change: dict[str, Any]) -> None:
+    async with serving("memory://") as server:
+        client, http = await server.client(), await server.http()
+        for given in ({"context": {"mood": "calm"}}, {"config": {"configurable": {"mood": "calm"}}}):
+            assistant_id = (await http.post("/assistants", json={"graph_id": "aware", **given})).json()[
+                "assistant_id"
+            ]
+            changed = (await http.patch(f"/assistants/{assistant_id}", json=change)).json()
+            assert (changed["context"], changed["config"]) == ({}, change.get("config", {}))
+            values: Any = await client.runs.wait(None, assistant_id, input=said("hi"))
+            assert values["messages"][-1]["content"] == "mood=None tone=None"
+            renamed = (await http.patch(f"/assistants/{assistant_id}", json={"name": "Calm"})).json()
+            assert (renamed["context"], renamed["config"]) == ({}, change.get("config", {}))

@@ -51,6 +51,7 @@ TOLD = (
     errors.NotFound,
     errors.OtherGraph,
     errors.NotAllowed,
+    errors.OverMaximum,
     errors.Unreadable,
     errors.TypeNotAllowed,
     errors.TypeNotFound,
@@ -285,7 +286,7 @@ async def test_a_body_that_cannot_be_read_is_refused_for_its_reason() -> None:
             (body.decode().encode("utf-16"), {}, 200, ""),
             (b'{"assistant_id": "\xff"}', {}, 400, "not UTF-8"),
             (b"[" * 100_000, {}, 400, "nested too deeply"),
-            (b'{"assistant_id": "turn", "input": {"a": [NaN]}}', {}, 422, "['a'][0] is nan"),
+            (b'{"assistant_id": "turn", "input": {"a": [NaN]}}', {}, 422, "input.a.0 is not a finite number"),
         ):
             answer = await http.post("/runs/wait", content=content, headers=a_json | headers)
             assert answer.status_code == status, answer.text

@@ -75,6 +75,7 @@ TOO_MANY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("POST", "/runs/crons/search", {"metadata": {"tags": MANY}}, "metadata"),
     ("POST", "/threads/search", {"select": MANY}, "select"),
     ("POST", "/store/items/search", {"filter": dict.fromkeys(MANY, 1)}, "filter"),
+    ("POST", "/store/items/search", {"filter": {"a": {"$in": MANY}}}, "filter"),
     ("POST", "/store/items/search", {"namespace_prefix": MANY}, "namespace_prefix"),
     ("POST", "/threads/t1/runs", {"assistant_id": "aware", "command": {"goto": MANY}}, "goto"),
     ("POST", "/threads/t1/runs", {"assistant_id": "aware", "interrupt_before": MANY}, "interrupt_before"),
@@ -108,6 +109,21 @@ async def test_a_request_with_too_many_entries_changes_nothing_and_says_how_many
             assert f"at most {IDS_MAX}" in detail(answer) or f"at most {NAMES_MAX}" in detail(answer)
         left = await http.post("/threads/search", json={"ids": MANY[:IDS_MAX]})
         assert [thread["thread_id"] for thread in left.json()] == ["t1"]
+
+
+@run
+async def test_a_filter_of_items_has_a_bounded_number_of_conditions_in_all(url: str) -> None:
+    async with serving(url) as server:
+        http = await server.http()
+        item = {"namespace": ["n"], "key": "k", "value": {"a": "t7"}}
+        assert (await http.put("/store/items", json=item)).status_code == 204
+        values = {"a": {"$in": MANY[:NAMES_MAX]}}
+        wide = {"filter": {"$and": [values] * (IDS_MAX // (NAMES_MAX + 3))}}
+        answer = await http.post("/store/items/search", json=wide)
+        assert [found["key"] for found in answer.json()["items"]] == ["k"]
+        answer = await http.post("/store/items/search", json={"filter": {"$or": [values] * 10}})
+        assert answer.status_code == 422
+        assert f"a filter has at most {IDS_MAX} conditions and values in all" in detail(answer)
 
 
 @run

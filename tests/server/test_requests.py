@@ -1,15 +1,17 @@
-"""What is looked at in a body before anything is done with it: whole numbers that no value can have, and its
-depth."""
+"""What is looked at in a body before anything is done with it: numbers and texts that no value can have, and
+its depth."""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from perdure.server.requests import DEPTH, NewRun, check_numbers
+from perdure.server.requests import DEPTH, NewRun, check_values
 from tests.server.acceptance.saying import detail, said, state_values
 from tests.server.acceptance.serving import run
 from tests.server.hosting import Served, serving
@@ -69,6 +71,66 @@ async def test_a_number_that_no_value_can_have_is_refused_with_its_place(near: s
         assert await client.store.get_item(["n"], key="k") is None
 
 
+def _bodies_of(part: Any) -> Iterator[tuple[str, str, Any]]:
+    """Bodies that would be stored, with a part of them that is not looked at otherwise."""
+    new: dict[str, Any] = {"assistant_id": "aware", "input": said("x")}
+    at, step = "/threads/t", {"values": {"messages": [part]}, "as_node": "answer"}
+    for how in ("", "/wait", "/stream"):
+        yield "POST", f"{at}/runs{how}", {**new, "input": {"messages": [part]}}
+    yield "POST", "/runs/batch", [new, {**new, "input": {"messages": [part]}}]
+    for name in ("metadata", "context"):
+        yield "POST", f"{at}/runs", {**new, name: {"a": [part]}}
+    yield "POST", f"{at}/runs", {**new, "config": {"configurable": {"a": [part]}}}
+    for command in ({"resume": [part]}, {"update": {"a": [part]}}, {"goto": {"node": "n", "input": [part]}}):
+        yield "POST", f"{at}/runs", {"assistant_id": "aware", "command": command}
+    yield "POST", f"{at}/state", {"values": {"messages": [part]}}
+    yield "POST", "/threads", {"thread_id": "n", "metadata": {"graph_id": "aware", "a": [part]}}
+    yield "POST", "/threads", {"metadata": {"graph_id": "aware"}, "supersteps": [{"updates": [step]}]}
+    yield "PATCH", at, {"metadata": {"a": [part]}}
+    yield "POST", "/threads/search", {"values": {"a": [part]}}
+    yield "POST", f"{at}/history", {"metadata": {"a": [part]}}
+    yield "POST", f"{at}/signals/s", {"value": [part]}
+    yield "POST", "/assistants", {"graph_id": "aware", "metadata": {"a": [part]}}
+    yield "POST", "/runs/crons", {**new, "schedule": "0 0 1 1 *", "input": [part]}
+    yield "PUT", "/store/items", {"namespace": ["n"], "key": "k", "value": {"a": [part]}}
+    yield "POST", "/store/items/search", {"namespace_prefix": ["n"], "filter": {"a": [part]}}
+    for method in ("run.start", "state.fork"):
+        params = {**new, "input": [part], "checkpoint_id": "c"}
+        yield "POST", f"{at}/commands", {"id": 1, "method": method, "params": params}
+    params = {"interrupt_id": "x", "response": [part]}
+    yield "POST", f"{at}/commands", {"id": 1, "method": "input.respond", "params": params}
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ("cut \ud83d", "half of a character"),
+        ({"\ud83d": 1}, "half of a character"),
+        (float("nan"), "not a finite number"),
+    ],
+    ids=["half a character", "half a character in a name", "NaN"],
+)
+@run
+async def test_what_no_client_could_read_again_is_refused_on_every_route(
+    near: str, part: Any, fault: str
+) -> None:
+    kind = {"Content-Type": "application/json"}
+    async with serving(near) as server:
+        http, client = await server.http(), await server.client()
+        await client.threads.create(thread_id="t", graph_id="aware")
+        for method, path, body in _bodies_of(part):
+            answer = await http.request(method, path, content=json.dumps(body).encode(), headers=kind)
+            is_command = path.endswith("/commands")
+            refused = answer.json()["message"] if is_command else detail(answer)
+            assert answer.status_code == (200 if is_command else 422), (method, path, answer.text)
+            assert fault in refused, (method, path, answer.text)
+        assert await client.runs.list("t") == []
+        assert await client.threads.count() == 1
+        assert await client.threads.get_history("t") == []
+        assert await client.store.get_item(["n"], key="k") is None
+        assert await client.crons.search() == []
+
+
 @run
 async def test_the_longest_numbers_come_back_as_they_were_sent(near: str) -> None:
     async with serving(near) as server:
@@ -85,15 +147,32 @@ async def test_the_longest_numbers_come_back_as_they_were_sent(near: str) -> Non
         await client.runs.wait(thread_id, "aware", input=said("y"), metadata={"n": 1e300, "m": str(2**64)})
 
 
-def test_what_else_cannot_be_packed_is_not_taken_for_a_number() -> None:
-    half = {"input": {"text": "\ud800", "deep": [[1, "\udfff"]]}}
-    assert check_numbers(half) is half
+def test_every_value_that_cannot_be_stored_is_refused_with_its_place() -> None:
+    half = "holds half of a character"
+    unfit: list[tuple[Any, str]] = [
+        ({"input": {"text": "\ud800"}}, f"input.text {half}"),
+        ({"input": [[1, "\udfff"]]}, f"input.0.1 {half}"),
+        ({"a": {"b": {"\ud83d": 1}}}, f"a.b.� is a name that {half}"),
+        ({"a": [float("nan")]}, "a.0 is not a finite number"),
+        ({"a": {"b": 1e999}}, "a.b is not a finite number"),
+        ({"a": -1e999}, "a is not a finite number"),
+    ]
+    for data, fault in unfit:
+        with pytest.raises(ValueError, match=fault):
+            check_values(data)
+    with pytest.raises(ValidationError, match=r"input\.(0 is a whole number|1 holds half)"):
+        NewRun.model_validate({"assistant_id": "a", "input": [2**64, "\ud800"]})
+
+
+def test_what_can_be_stored_is_left_as_it_is() -> None:
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
-    assert check_numbers(deep) is deep
-    with pytest.raises(ValidationError, match=r"input\.0 is a whole number"):
-        NewRun.model_validate({"assistant_id": "a", "input": [2**64, "\ud800"]})
+    # The first number has the bytes with which MessagePack begins NaN.
+    (like_nan,) = struct.unpack(">d", bytes.fromhex("4000cb7ff8000000"))
+    fit = {"whole": "🙂", "numbers": [like_nan, 1.5, None, True]}
+    for data in (deep, fit):
+        assert check_values(data) is data
 
 
 def nested(levels: int) -> Any:

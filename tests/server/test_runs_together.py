@@ -413,3 +413,38 @@ async def test_a_run_that_was_cancelled_while_it_ran_leaves_its_own_values(near:
         next_run = {**_new("chat", "next"), "multitask_strategy": "interrupt"}
         await _wait(http, thread_id, next_run)
         assert heard(await waiting) == ["gate", "noted"]
+
+
+@run
+async def test_a_run_that_another_request_rolls_back_at_once_was_still_accepted(near: str) -> None:
+    strategies = ("enqueue", "rollback", "enqueue", "rollback")
+    bodies = [{**_new("chat", name), "multitask_strategy": name} for name in strategies]
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        for _ in range(5):
+            thread_id = await new(client)
+            path = f"/threads/{thread_id}/runs"
+            batch = [{**body, "thread_id": thread_id} for body in bodies]
+            given = await asyncio.gather(
+                *(http.post(path, json=body) for body in bodies), http.post("/runs/batch", json=batch)
+            )
+            assert [answer.status_code for answer in given] == [200] * 5, [each.text for each in given]
+            made = [answer.json() for answer in given[:4]] + given[4].json()
+            assert {one["status"] for one in made} == {"pending"}
+            await _is_over(client, thread_id)
+            kept = {one["run_id"] for one in await client.runs.list(thread_id, limit=100)}
+            assert kept <= {one["run_id"] for one in made}
+
+
+@run
+async def test_the_key_of_a_run_that_was_rolled_back_finds_it(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        path, key = f"/threads/{thread_id}/runs", {"Idempotency-Key": "once"}
+        first = (await http.post(path, json=_new("slow", "gate"), headers=key)).json()
+        await client.runs.wait(thread_id, "chat", input=said("next"), multitask_strategy="rollback")
+        again = await http.post(path, json=_new("slow", "gate"), headers=key)
+        assert again.status_code == 200, again.text
+        assert (again.json()["run_id"], again.json()["status"]) == (first["run_id"], "interrupted")
+        assert (await http.get(f"{path}/{first['run_id']}")).status_code == 404

@@ -84,11 +84,13 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
             threads = runtime.threads
             for name in ("spoken to", "at work"):
                 await threads.create(name, {})
-            line.ahead_us = HOUR_US
-            runtime._context.clock._asked_at = None
-            await threads.touch("spoken to")
             held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
+            for passed_us in (HOUR_US // 3, HOUR_US // 3 * 2):
+                line.ahead_us = passed_us
+                runtime._context.clock._asked_at = None
+                if passed_us < HOUR_US // 2:
+                    await threads.touch("spoken to")
             assert await expired(runtime) == 0
             talk.gate.set()
             await runtime.wait(held, 30)

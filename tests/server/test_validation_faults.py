@@ -70,3 +70,28 @@ def test_a_long_value_is_cut_and_a_place_is_whole() -> None:
     assert fault_text({**fault, "loc": ("status",), "input": 1}, before="params.").startswith(
         "params.status: 1 is none of"
     )
+
+
+@run
+async def test_a_body_that_is_not_one_json_value_is_refused_in_a_sentence(near: str) -> None:
+    async with serving(near) as server:
+        http = await server.http()
+        headers = {"content-type": "application/json"}
+        answer = await http.post("/threads/search", content=b'{"limit":1}{"limit":2}', headers=headers)
+        assert answer.status_code == 422
+        assert detail(answer) == "the body is not one JSON value (Extra data at character 11); send JSON"
+
+
+@run
+async def test_an_error_of_a_limit_that_all_backends_share_names_it(near: str) -> None:
+    async with serving(near) as server:
+        http = await server.http()
+        item = {"namespace": ["b"], "key": "k" * 3000, "value": {}}
+        for name, body in (("key", item), ("namespace", {**item, "key": "k", "namespace": ["l" * 3000]})):
+            answer = await http.put("/store/items", json=body)
+            assert answer.status_code == 413
+            assert detail(answer).startswith(f"the {name} ")
+            assert "bytes, at most 2000 are taken" in detail(answer)
+        answer = await http.post("/threads", json={"metadata": {"a": "x" * 1_000_000}})
+        assert answer.status_code == 413
+        assert "at most 262144 are taken" in detail(answer)

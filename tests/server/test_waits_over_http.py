@@ -100,6 +100,9 @@ async def test_a_sleep_is_no_question_anywhere(near: str) -> None:
         assert (await client.threads.search(ids=[thread_id]))[0]["interrupts"] == {}
         with pytest.raises(httpx.HTTPStatusError, match="409"):
             await client.runs.wait(thread_id, "naps", command={"resume": "wake up"})
+        for named in ({"checkpoint": state["checkpoint"]}, {"checkpoint_id": state["checkpoint_id"]}):
+            with pytest.raises(httpx.HTTPStatusError, match="409"):
+                await client.runs.wait(thread_id, "naps", command={"resume": "wake up"}, **named)
         signal = (await http.get(f"/threads/{await asleep(server, 'hopes')}")).json()
         assert [(one["kind"], one["signal"]) for one in signal["waits"]] == [("signal", "post")]
 

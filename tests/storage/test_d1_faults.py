@@ -17,7 +17,7 @@ from types import NoneType, SimpleNamespace
 
 import pytest
 
-from perdure.errors import MigrationRequired, TooLarge, Unavailable, Unserialisable
+from perdure.errors import MigrationRequired, StatementRefused, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -407,7 +407,7 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
     group = [PendingRequest(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")]
     bench.driver._execute(group)
     assert [job.answer for job in group] == [Committed(), None, Committed()]
-    assert isinstance(group[1].error, Unavailable)
+    assert isinstance(group[1].error, StatementRefused)
     assert "not this one" in str(group[1].error)
     assert rows.keys(bench.driver, Range(TAG)) == [("a",), ("b",)]
 

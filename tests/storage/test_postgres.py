@@ -199,9 +199,9 @@ def test_what_fails_when_its_transaction_ends_is_not_called_stored(url: str) -> 
     fetch = Fetch(at, (Range(TAG),))
 
     async def main(driver: opening.PostgresDriver) -> None:
-        with pytest.raises(Unavailable, match="too late"):
+        with pytest.raises(PerdureError, match=r"a statement of Perdure .*too late"):
             await driver.aperform(Commit(at, (put,)))
-        with pytest.raises(Unavailable, match="too late"):
+        with pytest.raises(PerdureError, match=r"a statement of Perdure .*too late"):
             await driver.acommit_and_fetch(Commit(at, (put,)), fetch)
         assert await driver.aperform(fetch) == ((),)
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
 from perdure.channels.options import ChatOptions
-from perdure.channels.receiving import Receiver
+from perdure.channels.receiving import ChatLocks, Receiver
 from perdure.channels.retry_after import ChatBackoff
 from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
@@ -68,7 +68,7 @@ class ChatChannel(ABC):
         self.options = options or ChatOptions()
         self.backoff = ChatBackoff()
         self._in_doubt: InDoubt = in_doubt
-        self._receivers: dict[int, Receiver] = {}
+        self._locks = ChatLocks()
 
     async def __aenter__(self) -> Self:
         return self
@@ -171,10 +171,7 @@ class ChatChannel(ABC):
         return
 
     def _receiver(self, runtime: Runtime) -> Receiver:
-        found = self._receivers.get(id(runtime))
-        if found is None:
-            found = self._receivers[id(runtime)] = Receiver(runtime, self.name, self.options, self.position)
-        return found
+        return Receiver(runtime, self.name, self.options, self.position, self._locks)
 
     async def _send(self, partition: Partition, reply: Reply) -> str | None:
         try:

@@ -17,6 +17,7 @@ from perdure.runtime.question_forms import (
     find_requests,
     read_allowed_decisions,
     text_of,
+    to_readable_json,
 )
 
 Decision = Literal["approve", "edit", "reject"]
@@ -133,7 +134,7 @@ def edit_prompt(value: Any) -> str:
     arguments = find_arguments(value)
     if len(_find_only_text(arguments)) == 1:
         return f"Send the new text for {_find_only_text(arguments)[0]!r}."
-    return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
+    return "Send the changed arguments as JSON, for example:\n" + to_readable_json(arguments)
 
 
 def _make_decision(
@@ -179,9 +180,7 @@ def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     except ValueError:
         changed = None
     if not isinstance(changed, dict):
-        raise UnusableAnswer(
-            "That is not a JSON object. For example:\n" + json.dumps(arguments, ensure_ascii=False)
-        )
+        raise UnusableAnswer("That is not a JSON object. For example:\n" + to_readable_json(arguments))
     return changed
 
 

@@ -54,20 +54,31 @@ class _Question(NamedTuple):
     value: Any
 
 
+ChatLocks = WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str, str], asyncio.Lock]
+"""Locks of the chats whose deliveries are being accepted, by event loop, chat and topic."""
+
+
 class Receiver:
     """Accepts the messages and button presses of one channel.
 
-    Deliveries for one chat are accepted one by one in this process, in the order of their arrival.
+    Deliveries for one chat are accepted one by one by receivers with the same locks, in the order of their
+    arrival.
 
     Args:
         runtime: The runtime.
         channel: The name of the channel, which is also that of the runtime's ``Channel`` for replies.
         options: The options of the channel.
         position: Returns the place of a reply in its chat from the provider's id, if it has one.
+        locks: The locks of the chats, by default its own.
     """
 
     def __init__(
-        self, runtime: Runtime, channel: str, options: ChatOptions, position: Callable[[str], int | None]
+        self,
+        runtime: Runtime,
+        channel: str,
+        options: ChatOptions,
+        position: Callable[[str], int | None],
+        locks: ChatLocks | None = None,
     ) -> None:
         if options.tenant is None:
             tenant = runtime.tenant
@@ -78,7 +89,7 @@ class Receiver:
         self._options = options
         self._position = position
         self._sessions = Sessions(runtime, tenant, channel)
-        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks = ChatLocks() if locks is None else locks
 
     async def accept_message(self, message: ChatMessage) -> Received:
         """Accept a message.
@@ -153,9 +164,10 @@ class Receiver:
 
     @asynccontextmanager
     async def _lock_chat(self, chat: str, topic: str) -> AsyncIterator[None]:
-        lock = self._locks.get((chat, topic))
+        place = asyncio.get_running_loop(), chat, topic
+        lock = self._locks.get(place)
         if lock is None:
-            lock = self._locks[chat, topic] = asyncio.Lock()
+            lock = self._locks[place] = asyncio.Lock()
         async with lock:
             yield
 

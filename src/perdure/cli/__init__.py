@@ -69,7 +69,7 @@ def main() -> None:
     except PerdureError as error:
         _fail(str(error))
     except UnicodeEncodeError as error:
-        # No stored text has lone surrogates, so they come from the command line.
+        # Stored text is printed with its lone surrogates escaped or replaced: these are of the command line.
         if error.reason == "surrogates not allowed":
             _fail(f"{error.object!r} is not text: it has bytes that are not UTF-8")
         _fail(f"{error.encoding} cannot show all characters; set PYTHONIOENCODING=utf-8")

@@ -279,8 +279,8 @@ def collect_fields(record: DataclassInstance) -> dict[str, Any]:
 def json_text(
     value: Any, *, ascii_only: bool = True, sort_keys: bool = False, indent: int | None = None
 ) -> str:
-    """Return a value as JSON. Values without a JSON form are shown by their type and text, and keys without
-    one as text.
+    """Return a value as JSON that strict parsers read. Values without a JSON form are shown by their type and
+    text, and keys without one as text; half of a character is replaced.
 
     Args:
         value: Plain data of a state, a message or a call.
@@ -301,13 +301,20 @@ def json_text(
         )
 
     try:
-        return dumps(value)
+        text = dumps(value)
+        text.encode()
+        if "\\ud" not in text:
+            return text
     except (TypeError, ValueError):
-        # Infinite numbers, and keys that are not text or cannot be ordered, are rare: try without first.
-        return dumps(_with_json_forms(value))
+        pass
+    # Infinite numbers, keys that are not text or cannot be ordered, and halves of characters are rare, as
+    # are whole ones that JSON escapes in halves: try without first.
+    return dumps(_with_json_forms(value))
 
 
 def _with_json_forms(value: Any) -> Any:
+    if isinstance(value, str):
+        return _make_well_formed(value)
     if isinstance(value, float) and not isfinite(value):
         return {"type": "float", "value": str(value)}
     if isinstance(value, dict):
@@ -319,8 +326,17 @@ def _with_json_forms(value: Any) -> Any:
 
 def _make_text_key(name: Any) -> str:
     if isinstance(name, str):
-        return name
+        return _make_well_formed(name)
     return json_text(name, ascii_only=False)
+
+
+def _make_well_formed(text: str) -> str:
+    if text.isascii():
+        return text
+    # Imported here: its imports take as long as those of all commands together.
+    from perdure.model.runs.messages import replace_surrogates
+
+    return replace_surrogates(text)
 
 
 def _make_jsonable(value: Any) -> Any:

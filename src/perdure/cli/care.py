@@ -75,7 +75,8 @@ def run_(
 ) -> None:
     """Sweep all threads: remove expired ones, and old checkpoints of the others.
 
-    The policy is that of the flags, or of the table "retention" in perdure.toml and PERDURE_RETENTION_*.
+    The policy is that of the flags, or without them of the table "retention" in perdure.toml and
+    PERDURE_RETENTION_*. A thread for which that table names another policy keeps it.
     Safe beside live runs, and to interrupt: the next sweep continues. One process sweeps a database at a
     time; another one exits with code 0 and changes nothing.
     """

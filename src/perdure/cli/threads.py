@@ -189,6 +189,8 @@ def tag(
             database.untag(thread_id, name)
             line = f"{quote_id(thread_id)}: the tag {quote_id(name)} is gone"
         else:
+            if not name:
+                raise typer.BadParameter("a tag needs a name that is not empty", param_hint="NAME")
             target = database.tag(thread_id, name, checkpoint)
             line = f"{quote_id(thread_id)}: {quote_id(name)} is checkpoint {target}"
     say(line)
@@ -213,6 +215,8 @@ def fork(
     The checkpoints after it stay as a branch. With --into the thread itself is left as it is. Refused while a
     run of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
+    if into == "":
+        raise typer.BadParameter("the copy needs an id that is not empty", param_hint="--into")
     with open_database(place) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
         if into is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -25,6 +25,7 @@ from perdure.cli.app import (
     require_consent,
     run_coroutine,
     say,
+    warn,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import open_walk
@@ -81,27 +82,43 @@ def delete(
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
-    """Remove everything of a user: crons, threads, and memories.
+    """Remove everything of a user: crons, assistants, threads, and memories.
 
-    Threads are those that `perdure threads ls --user` lists, with their runs, messages and replies; runs that
-    are under way end. Items that an agent itself wrote into its store, the log of actions, the counts of the
-    last day, and backups stay. Safe to interrupt and to run again.
+    Threads are those that have no other user: the owner in their metadata, or the user of all of their runs.
+    They are removed with runs, messages and replies; runs that are under way end. A thread in which other
+    users have runs, too, stays and is named: remove it by `perdure threads delete`.
+
+    Crons are those that start runs of the user, or whose metadata names the user; assistants those whose
+    owner, by their metadata or else by user_id in their config, is the user.
+
+    Assistants without an owner, the default ones of graphs, items and histories of sessions that an agent
+    itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
+    empty the database's log, which holds what was removed. Safe to interrupt and to run again.
     """
     from perdure.memory import Memory
     from perdure.memory.memory import find_roots
     from perdure.memory.users import ROOT
-    from perdure.runtime.operations.user_removal import RemovalTerms, find_crons, find_unlisted
+    from perdure.runtime.operations.user_removal import (
+        RemovalTerms,
+        find_assistants,
+        find_crons,
+        find_unlisted,
+    )
 
     place = place.with_key()
     with open_walk(place) as found, open_store(place) as kept:
         handle = handle_in(found.database)
         own_crons = run_coroutine(find_crons(handle, place.tenant, user))
+        own_assistants = run_coroutine(find_assistants(handle, place.tenant, user))
         unlisted = run_coroutine(find_unlisted(found.walk, user))
-        own_threads = run_coroutine(_find_threads(found.walk, user)) | unlisted
+        listed = run_coroutine(_find_threads(found.walk, user))
+        shared = sorted(thread_id for thread_id, others in listed.items() if others)
+        own_threads = (listed.keys() - set(shared)) | unlisted
         roots = find_roots(kept.store(), user)
-        if not place.tenant and not (own_crons or own_threads or roots):
+        if not place.tenant and not (own_crons or own_assistants or listed or unlisted or roots):
             _refuse_elsewhere(found.database, kept, user)
-        counted = f"{format_count(len(own_threads), 'thread')} and {format_count(len(own_crons), 'cron')}"
+        rest = f"{format_count(len(own_crons), 'cron')} and {format_count(len(own_assistants), 'assistant')}"
+        counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
         saver, store = found.database.checkpointer(), kept.store()
@@ -112,31 +129,41 @@ def delete(
 
         terms = RemovalTerms(
             own_crons,
+            own_assistants,
             [Memory(store, user, root=root) for root in {ROOT, *roots}],
             remove_thread,
             remove_thread,
             unlisted,
             partial(_end_runs, found.walk, user),
         )
-        threads, known = run_coroutine(_remove(found.walk, user, terms))
+        threads, known, is_in_log = run_coroutine(_remove(found.walk, user, terms))
+    if is_in_log:
+        warn(
+            "Other processes use the database: what was removed stays in its log until they have written a "
+            "few megabytes, or end. Run this again later to empty the log."
+        )
     if as_json:
-        counts = {"threads": threads, "crons": len(own_crons), "entries": known}
-        print_json({"user": user, **counts})
+        counts = {"threads": threads, "crons": len(own_crons), "assistants": len(own_assistants)}
+        print_json({"user": user, **counts, "entries": known, "shared": shared})
         return
-    counted = f"{format_count(threads, 'thread')} and {format_count(len(own_crons), 'cron')}"
     entries = "nothing was known" if not known else f"{known} entries of what was known"
-    say(f"{quote_id(user)}: {counted} removed, {entries}")
+    say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
+    for thread_id in shared:
+        others = ", ".join(map(quote_id, sorted(listed[thread_id])))
+        say(f"{quote_id(thread_id)} stays, as it has runs of other users, too: {others}")
 
 
-async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int]:
-    """Remove everything of a user; return the numbers of threads and of entries of memories."""
+async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:
+    """Remove everything of a user; return the numbers of threads and of entries of memories, and True if the
+    database's log may hold them."""
     from perdure.runtime.operations.user_removal import remove_user
 
-    threads = entries = 0
+    threads, entries, is_in_log = 0, 0, False
     async with aclosing(remove_user(walk, user, terms)) as steps:
         async for step in steps:
             threads, entries = threads + step.threads, entries + step.entries
-    return threads, entries
+            is_in_log = step.is_in_log
+    return threads, entries, is_in_log
 
 
 async def _end_runs(walk: ThreadWalk, user: str) -> None:
@@ -147,15 +174,15 @@ async def _end_runs(walk: ThreadWalk, user: str) -> None:
             pass
 
 
-async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) -> set[str]:
-    """Return a user's threads, at most ``enough`` of them."""
+async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) -> dict[str, Set[str]]:
+    """Return a user's threads, at most ``enough`` of them, each with the other users whom it names."""
     from perdure.runtime.operations.user_removal import find_threads
 
-    found: set[str] = set()
+    found: dict[str, Set[str]] = {}
     async with aclosing(find_threads(walk, user)) as steps:
         async for step in steps:
-            if step.row is not None:
-                found.add(step.row.thread_id)
+            if step.thread_id is not None:
+                found[step.thread_id] = step.others
             if len(found) == enough:
                 break
     return found

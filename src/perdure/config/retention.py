@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from perdure.config.resolve import ResolvedConfig, resolve_config
@@ -24,8 +25,13 @@ class RetentionSettings:
     share: float
 
 
-def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
+def read_retention(
+    configuration: ResolvedConfig, flags: Mapping[str, Any] = MappingProxyType({})
+) -> RetentionSettings:
     """Return the settings of retention.
+
+    If one of the ``flags`` is of a policy, they are the default policy: its fields in other sources, and the
+    usual time to live, have no effect, as they could remove more than the command says.
 
     ``checkpointer.ttl.default_ttl`` of ``langgraph.json`` is another name of ``idle``, in minutes, if expired
     threads are to be deleted.
@@ -34,8 +40,10 @@ def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
         BadSetting: settings do not fit together.
     """
     given = configuration.select_given("retention.")
-    own = {name: given[name] for name in _FIELDS if name in given}
-    minutes: float | None = configuration["checkpointer.ttl.default_ttl"]
+    of_flags = [name for name in _FIELDS if flags.get(name) is not None]
+    own = {name: given[name] for name in of_flags or _FIELDS if name in given}
+    ttl = None if of_flags else thread_ttl(configuration)
+    minutes = None if ttl is None else ttl.default_ttl
     if minutes is not None and configuration["checkpointer.ttl.strategy"] == "delete":
         if "idle" in own:
             idle_name, ttl_name = map(configuration.name, ("retention.idle", "checkpointer.ttl.default_ttl"))
@@ -44,7 +52,6 @@ def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
     if own.keys() == {"keep_tagged"}:
         name = configuration.name("retention.keep_tagged")
         raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
-    ttl = thread_ttl(configuration)
     try:
         rules = RetentionRules(
             Retention(**own) if own else None,
@@ -97,7 +104,8 @@ def load(
         BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
     """
     by_key = {f"retention.{name}": (value, flag_name(name)) for name, value in flags.items()}
-    settings = read_retention(resolve_config(file=file, flags=by_key, environ=environ, has_key=has_key))
+    configuration = resolve_config(file=file, flags=by_key, environ=environ, has_key=has_key)
+    settings = read_retention(configuration, flags)
     if settings.rules.is_empty:
         raise BadSetting(
             "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Generic
+from typing import Generic, cast
 
 from typing_extensions import TypeVar
 
@@ -85,6 +85,8 @@ class DatabaseBase(Generic[Store]):
         if serde is not None:
             raise TypeError(SERDE)
         refuse_text("metadata_keys", metadata_keys)
+        if not isinstance(cast(object, may_list_all_threads), bool):
+            raise TypeError(f"may_list_all_threads is True or False, not {may_list_all_threads!r:.40}")
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
         if warn_bytes is None:

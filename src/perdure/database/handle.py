@@ -144,6 +144,14 @@ class DatabaseHandle:
             return None
         return await run_in_own_thread(count)
 
+    async def acut_log(self) -> bool:
+        """Empty the database's log, so that it does not hold what was removed any more; see
+        ``port.Capabilities.cut_log``. Return False if it may still hold that."""
+        cut = self.driver.capabilities.cut_log
+        if cut is None:
+            return True
+        return await run_in_own_thread(cut)
+
     def trust(self, partition: Partition) -> bool:
         """Accept the records of a partition as the latest ones; see ``port.Examines``."""
         require_text(partition)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
-from perdure.errors import Contention, Corrupt, TooLarge, Unserialisable
+from perdure.errors import Contention, Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -163,7 +163,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         The session with the turn, ``None`` if it was changed since it was read.
 
     Raises:
-        TooLarge: a message, or the budget, exceeds the limit.
+        OverMaximum: a message, or the budget, exceeds the limit.
         Unserialisable: the budget is not plain JSON.
     """
     added = [dict(message) for message in turn.messages]
@@ -346,7 +346,7 @@ def _group_by_size(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> l
     for message in added:
         size = _size(message)
         if size > MESSAGE_MAX:
-            raise TooLarge(
+            raise OverMaximum(
                 f"a message has {size} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of the turn "
                 "was stored. Put large content elsewhere and send a reference to it"
             )

@@ -22,6 +22,7 @@ from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention
 from perdure.history.neutral_messages import NeutralMessage, to_neutral
+from perdure.model.arguments import require_text, require_whole
 from perdure.model.program import Program
 from perdure.model.records import SESSIONS, Partition
 from perdure.storage.port import Driver, arun, run
@@ -42,8 +43,8 @@ class TaskBudget:
     used: int = 0
 
     def rest_of(self, most: int) -> int:
-        """Return how much of ``most`` is not used yet, at least 0."""
-        return max(0, most - self.used)
+        """Return how much of ``most`` is not used yet, at least 0 and at most ``most``."""
+        return max(0, most - max(0, self.used))
 
     def spend(self, count: int = 1) -> TaskBudget:
         """Return the budget after ``count`` more was used."""
@@ -119,7 +120,7 @@ class _Programs:
         if turn.budget is None:
             budget = None
         else:
-            budget = {"task": turn.budget.task, "used": turn.budget.used}
+            budget = _dump_budget(turn.budget)
         added = cast("list[Mapping[str, Any]]", to_neutral(turn.messages))
         fresh = (1 + secrets.randbelow(1 << 30)) << 22
         terms = Terms(_now(), self._ttl, fresh, self._limits)
@@ -187,6 +188,8 @@ class Histories(_Programs):
             Conflict: another request changed the history; nothing was stored.
             Unserialisable: a message has no neutral form.
             TooLarge: a message has more than 256 KB.
+            TypeError: a part of the budget is of another type.
+            ValueError: what was used is below 0.
         """
         return await arun(self._commit(history, NewTurn(messages, budget), key), self._driver)
 
@@ -319,6 +322,15 @@ class SyncHistories(_Programs):
     def sweep(self) -> int:
         """See ``Histories.sweep``."""
         return run(self._sweep(), self._driver)
+
+
+def _dump_budget(budget: TaskBudget) -> dict[str, Any]:
+    """Return a budget as it is stored; raise ``TypeError`` or ``ValueError`` for one that cannot be used."""
+    require_text("task of a budget", budget.task)
+    require_whole("used of a budget", budget.used)
+    if budget.used < 0:
+        raise ValueError(f"used of a budget is {budget.used}; it is 0 or more")
+    return {"task": budget.task, "used": budget.used}
 
 
 def _to_history(session_id: str, held: Session) -> SessionHistory:

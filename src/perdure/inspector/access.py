@@ -145,10 +145,13 @@ class Access(Protocol):
         ...
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
-        """Raise unless the viewer may remove a user's data other than threads: these crons, and the items in
-        these namespaces of the store."""
+        """Raise unless the viewer may remove a user's data other than threads: these crons and assistants,
+        and the items in these namespaces of the store."""
         ...
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
@@ -304,7 +307,10 @@ class LocalAccess:
         return () if self._all_tenants_runtime is None else self._all_tenants_runtime.graphs.values()
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
         if "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))

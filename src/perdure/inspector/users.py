@@ -24,6 +24,7 @@ from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
+_KINDS = ("threads", "shared", "crons", "assistants", "entries")
 
 
 async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -66,16 +67,19 @@ async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:
 
 
 async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove everything of a user, a part in each request: with the first, crons and the turns from which
-    memories are still to be extracted; then threads, each by an action of its own; at the end memories.
+    """Remove everything of a user, a part in each request: with the first, crons, assistants and the turns
+    from which memories are still to be extracted; then threads, each by an action of its own; at the end
+    memories.
 
     Args:
         access: The viewer's rights.
         given: ``user``; ``confirm``, the same; and ``cursor`` of the previous part, optional.
 
     Returns:
-        The counts of removed ``threads``, ``crons`` and ``entries`` of memories, the number of threads that
-        the viewer may not remove (``refused``), and the ``cursor`` to go on from, ``None`` at the end.
+        The counts of removed ``threads``, ``crons``, ``assistants`` and ``entries`` of memories, the numbers
+        of threads that stay because other users have runs in them (``shared``), or because the viewer may not
+        remove them (``refused``), and the ``cursor`` to go on from, ``None`` at
+        the end.
 
     Raises:
         NotAllowed: The permission was not granted.
@@ -91,10 +95,11 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         raise NotAllowed("everything of a user is more than the threads that you may see")
     memories = await _find_memories(access, name)
     own_crons = await user_removal.find_crons(access.handle, access.tenant, name)
+    own_assistants = await user_removal.find_assistants(access.handle, access.tenant, name)
     await access.authorize_user_removal(
-        [cron.id for cron in own_crons], [memory.namespace for memory in memories]
+        [cron.id for cron in own_crons], own_assistants, [memory.namespace for memory in memories]
     )
-    done: dict[str, Any] = {"threads": 0, "crons": 0, "entries": 0, "refused": 0, "cursor": None}
+    done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None}
 
     async def remove_thread(thread_id: str) -> bool:
         try:
@@ -114,6 +119,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
 
     terms = user_removal.RemovalTerms(
         own_crons,
+        own_assistants,
         memories,
         remove_thread,
         remove_unlisted,
@@ -124,7 +130,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     walk = ThreadWalk(access.handle, access.tenant)
     async with aclosing(user_removal.remove_user(walk, name, terms, cursor)) as steps:
         async for step in steps:
-            for kind in ("threads", "crons", "entries"):
+            for kind in _KINDS:
                 done[kind] += getattr(step, kind)
             if step.cursor is not None and time.monotonic() > until:
                 return {**done, "cursor": step.cursor}

@@ -27,6 +27,7 @@ from perdure.errors import (
 from perdure.inspector import api
 from perdure.inspector.access import Access
 from perdure.inspector.pages import HEADERS, PATH, make_inspector_pages
+from perdure.model.values.json_values import find_fault
 from perdure.runtime.json_encoding import to_json
 from perdure.web.guard import Guard
 
@@ -99,6 +100,8 @@ async def read_body(request: Request) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise BadSetting("the body has to be a JSON object")
+    if (fault := find_fault(found)) is not None:
+        raise BadSetting(f"the body has to be plain JSON data, and {fault}")
     tenant = request.query_params.get("tenant")
     if tenant is not None and found.setdefault("tenant", tenant) != tenant:
         raise BadSetting("the address names another tenant than the body")

@@ -420,7 +420,10 @@ class WritesPlan:
             root = self.beside.parent_id
         basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
         with translate.error_context(self.encoder.partition, self.checkpoint_id):
-            require_text((self.task_id, self.task_path, *(channel for channel, _ in self.writes)))
+            names = (self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError("the id and the path of a task and the channels of its writes are text")
+            require_text(names)
             try:
                 return self._draft(basis)
             except TypeNotAllowed as error:

@@ -20,7 +20,8 @@ from perdure.errors import Contention
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.migration.schema_migration import Migration
-from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
+from perdure.langgraph.translate import Address, Values, read_configurable, read_metadata, read_page, to_tuple
+from perdure.model.arguments import read_count
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT
 from perdure.model.program import Program
@@ -34,6 +35,18 @@ text."""
 
 def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
     return None
+
+
+def _check_arguments(
+    filter: Mapping[str, Any] | None, before: RunnableConfig | None, limit: int | None
+) -> None:
+    """Raise ``TypeError`` for an argument of a type that databases would take for something else."""
+    if filter is not None and not isinstance(filter, Mapping):
+        raise TypeError(f"a filter of checkpoints is a dict of metadata, not {filter!r}")
+    if before is not None:
+        read_configurable(before)
+    if limit is not None:
+        read_count("limit", limit)
 
 
 @dataclass(slots=True)
@@ -57,6 +70,9 @@ class CheckpointListing:
     _below: int | None = None
     _below_id: str | None = None
     _ancestors: frozenset[str] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        _check_arguments(self.filter, self.before, self.remaining)
 
     def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
@@ -165,6 +181,9 @@ class WholeListing:
     thread_of: ThreadOf = _plain
     done: bool = False
     _merge: Merge | None = None
+
+    def __post_init__(self) -> None:
+        _check_arguments(self.filter, self.before, self.remaining)
 
     def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""

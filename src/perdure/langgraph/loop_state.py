@@ -30,6 +30,7 @@ from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
 from perdure.model.times import time_of
 from perdure.model.write_records import record_key
+from perdure.storage.error_origins import find_origin, note_origin
 
 _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
@@ -371,4 +372,7 @@ class Loops:
 
 def _drop_traceback(error: PerdureError) -> PerdureError:
     """Return the error without its traceback, whose frames hold everything that was to be written."""
-    return type(error)(*error.args)
+    bare, origin = type(error)(*error.args), find_origin(error)
+    if origin is not None:
+        note_origin(bare, *origin)
+    return bare

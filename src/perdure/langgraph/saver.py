@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -344,10 +345,11 @@ class PerdureSaver(SaverPrograms):
         """Remove a thread with all its checkpoints and writes."""
         await arun(self._delete_thread(thread_id), self._driver)
 
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+    def delete_for_runs(self, run_ids: Sequence[str | uuid.UUID]) -> None:
         """Remove what runs stored, in all threads. Each thread returns to its head before the runs.
 
         Raises:
+            TypeError: An id is neither text nor a UUID.
             CannotTakeBack: A thread's head before the runs was pruned since. That thread is left unchanged,
                 and the error is raised when the others are done.
         """
@@ -356,7 +358,7 @@ class PerdureSaver(SaverPrograms):
             self._driver,
         )
 
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+    async def adelete_for_runs(self, run_ids: Sequence[str | uuid.UUID]) -> None:
         """See ``delete_for_runs``."""
         await arun(
             checkpoint_removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget),
@@ -383,6 +385,9 @@ class PerdureSaver(SaverPrograms):
             thread_ids: The threads.
             strategy: ``keep_latest`` keeps the newest checkpoint of each namespace, ``delete`` none.
             keep_last: Keep this number of newest checkpoints of each namespace instead.
+
+        Raises:
+            ValueError: The strategy is unknown, or ``delete`` with ``keep_last``; or an id is empty.
         """
         run(self._prune(thread_ids, strategy, keep_last), self._driver)
 

@@ -43,7 +43,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, to_plain_id, without_loop
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
@@ -130,7 +130,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._migration.serde
 
     def _partition(self, thread_id: str) -> Partition:
-        return Partition(self._tenant, to_plain_id(thread_id))
+        return Partition(self._tenant, translate.read_thread_id(thread_id))
 
     def _first_version(self) -> int:
         """Return the start of a new thread's versions: random, and far from the start of the thread before,
@@ -248,12 +248,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             for name, writes in found.items()
         }
 
-    def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return the open questions of a thread's latest checkpoint."""
-        asked = yield from open_interrupts.read(partition, self._digest)
+    def read_asked(self, partition: Partition, checkpoint_id: str | None = None, /) -> Program[Asked]:
+        """Return the open questions of a thread's latest checkpoint, or of another one."""
+        asked = yield from open_interrupts.read(partition, self._digest, checkpoint_id)
         if not asked.interrupts:
             return asked
-        at = self._address({"configurable": {"thread_id": partition.thread}})
+        at = self._address({"configurable": {"thread_id": partition.thread, "checkpoint_id": checkpoint_id}})
         moved = yield from self._migration.moved_interrupts(at)
         return asked._replace(renamed=tuple(moved[name] for name in asked.interrupts if name in moved))
 

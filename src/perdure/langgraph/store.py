@@ -35,7 +35,13 @@ from perdure.engine.items import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import check_joint_puts, check_ttl, to_plain_values, validate_all
+from perdure.langgraph.store_arguments import (
+    check_joint_puts,
+    check_ttl,
+    read_interval,
+    to_plain_values,
+    validate_all,
+)
 from perdure.langgraph.store_puts import ItemName, Puts, find_last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
@@ -52,9 +58,9 @@ from perdure.storage.port import (
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
-_SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
+_CONDITIONS_ON_LOOP = 20
 
 
 def _read_wall_clock() -> int:
@@ -123,8 +129,7 @@ class PerdureStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Perform operations together and return their results in the same order."""
         results: list[Result] = []
-        all_ops = list(ops)
-        validate_all(all_ops)
+        all_ops = validate_all(ops)
         puts = self._puts(all_ops)
         if self._index is None:
             embedded = NOTHING
@@ -138,8 +143,7 @@ class PerdureStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``, but serves several namespaces concurrently. If one fails, those under way are
         finished before its error is raised."""
-        all_ops = list(ops)
-        validate_all(all_ops)
+        all_ops = validate_all(ops)
         return await self._batched(all_ops)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
@@ -147,9 +151,7 @@ class PerdureStore(BaseStore):
         has_threads = self._driver.capabilities.has_threads
         puts = self._puts(ops)
         embedded = await self._aembed(ops, puts)
-        # The programs of searches by a query compare thousands of vectors: in an OS thread, so that the event
-        # loop goes on.
-        computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
+        computes = any(isinstance(op, SearchOp) and self._computes_long(op) for op in ops)
         drive = partial(arun, driver=self._driver, in_threads=computes and has_threads)
         for stage in self._plan_stages(ops, puts, results, embedded):
             await _drive_side_by_side(stage, drive)
@@ -194,6 +196,15 @@ class PerdureStore(BaseStore):
         embedded = await self._aembed(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
+    def remove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """Remove the names of namespaces within ``prefix``, itself included, that hold no items. Some
+        backends keep such names, which may be personal data."""
+        run(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
+
+    async def aremove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """See ``remove_empty_namespaces``."""
+        await arun(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
+
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Answers do not depend on this:
         expired items are never returned. DynamoDB removes them itself, so there this finds none."""
@@ -209,9 +220,14 @@ class PerdureStore(BaseStore):
 
         Returns:
             A future that is done when the thread has ended. Cancelling it stops the sweeper.
+
+        Raises:
+            ValueError: The interval is not above 0, or not finite.
+            TypeError: It is not a number.
         """
+        seconds = read_interval(sweep_interval_minutes, self.ttl_config)
         self._stop_sweeper()
-        return self._start_sweeper(sweep_interval_minutes)
+        return self._start_sweeper(seconds)
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
         """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
@@ -224,9 +240,8 @@ class PerdureStore(BaseStore):
     def _sweep(self) -> int:
         return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
 
-    def _start_sweeper(self, minutes: float | None) -> Future[None]:
-        minutes = minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
-        self._sweeper = TtlSweeper(self._sweep, 60 * float(minutes or _SWEEP_MINUTES))
+    def _start_sweeper(self, seconds: float) -> Future[None]:
+        self._sweeper = TtlSweeper(self._sweep, seconds)
         return self._sweeper.ended
 
     def _stop_sweeper(self, timeout: float | None = None) -> bool:
@@ -311,6 +326,12 @@ class PerdureStore(BaseStore):
             )
             for partition, of_namespace in puts.items()
         ]
+
+    def _computes_long(self, op: SearchOp) -> bool:
+        """Return True if the program of a search compares thousands of vectors, or each item with many
+        conditions: it runs in an OS thread, so that the event loop goes on."""
+        compares_vectors = bool(op.query) and self._index is not None
+        return compares_vectors or filters.has_more_than(_CONDITIONS_ON_LOOP, op.filter)
 
     def _group_gets(self, ops: list[Op]) -> dict[Partition, list[int]]:
         """Return the positions of the gets of a batch, by namespace."""

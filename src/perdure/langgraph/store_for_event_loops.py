@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import Future
 
 from perdure.langgraph.store import PerdureStore
+from perdure.langgraph.store_arguments import read_interval
 from perdure.storage.own_threads import run_in_own_thread
 
 
@@ -24,8 +25,9 @@ class AsyncPerdureStore(PerdureStore):
     ) -> asyncio.Task[None]:
         """Remove expired items every ``sweep_interval_minutes``, as ``PerdureStore`` does; return a task that
         ends with the sweeper. Cancelling it stops the sweeper, and so does the end of the event loop."""
+        seconds = read_interval(sweep_interval_minutes, self.ttl_config)
         await self.stop_ttl_sweeper()
-        return asyncio.create_task(_wait_for(self._start_sweeper(sweep_interval_minutes)))
+        return asyncio.create_task(_wait_for(self._start_sweeper(seconds)))
 
     async def stop_ttl_sweeper(  # type: ignore[override]
         self,

@@ -60,16 +60,39 @@ class Address(NamedTuple):
 
 
 def address(tenant: str, config: RunnableConfig) -> Address:
-    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    configurable = read_configurable(config)
     thread_id = configurable.get("thread_id")
-    if thread_id is None or thread_id == "":
-        raise ValueError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
-    partition = Partition(tenant, to_plain_id(thread_id))
+    partition = Partition(tenant, read_thread_id(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text((*partition, namespace, checkpoint_id))
     thread = read_carrier(configurable)
     epoch = None if thread is None else thread.epoch
     return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
+
+
+def read_configurable(config: RunnableConfig) -> Mapping[str, Any]:
+    """Return what a config names. Raise ``TypeError`` unless it is a dict, as the config is, and its
+    namespace and checkpoint are text, if they are named."""
+    if not isinstance(config, dict | Mapping):
+        raise TypeError(f"a config is a dict, not {config!r}")
+    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    if not isinstance(configurable, dict | Mapping):
+        raise TypeError(f"configurable of a config is a dict, not {configurable!r}")
+    for name in ("checkpoint_ns", "checkpoint_id"):
+        given = configurable.get(name)
+        if given and not isinstance(given, str):
+            raise TypeError(f"{name} of a config is text, not {given!r}")
+    return configurable
+
+
+def read_thread_id(thread_id: object) -> str:
+    """Return a thread's id as text that carries nothing; raise ``ValueError`` if it is missing or empty."""
+    if thread_id is None or thread_id == "":
+        raise ValueError(
+            'a checkpointer needs a thread, whose id is not empty: pass it, as config={"configurable": '
+            '{"thread_id": "…"}} or by itself'
+        )
+    return to_plain_id(thread_id)
 
 
 def run_of(config: RunnableConfig) -> object:
@@ -198,6 +221,8 @@ def to_record(
             references[channel] = ref
         elif channel in values:
             references[channel] = encoding.encode_channel(place.namespace, channel, values[channel])
+    if not isinstance(checkpoint["id"], str):
+        raise TypeError(f"the id of a checkpoint is text, not {checkpoint['id']!r}")
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
     clear_source = source if isinstance(source, str) else None
     if type(step) is int and abs(step) < 1 << 62:

@@ -32,6 +32,17 @@ class TtlSweeper:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._sweep_until_stopped()
+        except Exception as error:
+            _log.exception("expired items are not swept any more, because of an unexpected error")
+            if self.ended.set_running_or_notify_cancel():
+                self.ended.set_exception(error)
+            return
+        if self.ended.set_running_or_notify_cancel():
+            self.ended.set_result(None)
+
+    def _sweep_until_stopped(self) -> None:
         while not self._asked_to_end.wait(self._seconds):
             try:
                 removed = self._sweep()
@@ -39,5 +50,3 @@ class TtlSweeper:
                 _log.warning("sweeping expired items failed and is tried again later: %s", error)
             else:
                 _log.debug("swept %d expired items", removed)
-        if self.ended.set_running_or_notify_cancel():
-            self.ended.set_result(None)

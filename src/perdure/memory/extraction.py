@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from langchain_core.messages import HumanMessage
 from perdure.errors import ExtractionRefused
 from perdure.memory.facts import TEXT_MAX, Fact, clean_text, convert_to_utc
 from perdure.memory.recall import escape_line
+from perdure.model.runs.messages import replace_surrogates
 
 EXTRACTION_PROMPT = """\
 You keep a list of lasting facts about the user of an assistant: name, family, places, work, preferences, \
@@ -172,14 +173,19 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
         result = returned
     if not isinstance(result, Sequence) or not all(isinstance(each, ExtractedFact) for each in result):
         raise ExtractionRefused("an extractor returns a list of ExtractedFact; nothing was remembered")
-    for fact in result:
+    facts = [
+        # Models leave half of a character where they cut an emoji.
+        replace(fact, text=replace_surrogates(fact.text)) if isinstance(fact.text, str) else fact
+        for fact in result
+    ]
+    for fact in facts:
         try:
             clean_text(fact.text, TEXT_MAX)
             if fact.valid_from is not None:
                 convert_to_utc(fact.valid_from, "valid_from")
         except (TypeError, ValueError) as error:
             raise ExtractionRefused(f"{error}; nothing was remembered") from None
-    return list(result)
+    return facts
 
 
 def _make_fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:

@@ -232,13 +232,21 @@ class Memory:
         Raises:
             NotFound: There is no such fact or summary.
         """
-        place = self._place
-        return self._run(programs.forget_all(place) if id is None else programs.forget(place, id))
+        if id is not None:
+            return self._run(programs.forget(self._place, id))
+        removed = self._run(programs.forget_all(self._place))
+        if isinstance(self._store, KeepsNames):
+            self._store.remove_empty_namespaces(self.namespace)
+        return removed
 
     async def aforget(self, id: str | None = None) -> int:  # noqa: A002
         """See ``forget``."""
-        place = self._place
-        return await self._arun(programs.forget_all(place) if id is None else programs.forget(place, id))
+        if id is not None:
+            return await self._arun(programs.forget(self._place, id))
+        removed = await self._arun(programs.forget_all(self._place))
+        if isinstance(self._store, KeepsNames):
+            await self._store.aremove_empty_namespaces(self.namespace)
+        return removed
 
     def forget_source(self, thread: str, message: str) -> int:
         """Remove the facts that come from a message, and the summary of its thread, for good and without a
@@ -333,6 +341,20 @@ def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
             op = op._replace(refresh_ttl=op.refresh_ttl and refresh)
         out.append(op)
     return out
+
+
+@runtime_checkable
+class KeepsNames(Protocol):
+    """Store that may keep the names of namespaces without items, and removes them when asked, as Perdure's
+    stores do: the namespace of a user names the user."""
+
+    def remove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """Remove the names of namespaces within ``prefix`` that hold no items."""
+        ...
+
+    async def aremove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """See ``remove_empty_namespaces``."""
+        ...
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from perdure.conversation.counting import Counter, approximate
 from perdure.conversation.summary import Summarize
 from perdure.memory.extraction import Extract
 from perdure.memory.users import ROOT, user_id
+from perdure.model.users import name_user
 
 VERIFIED_USER = "langgraph_auth_user"
 """Configurable name under which a server passes the verified user to a graph."""
@@ -25,11 +26,7 @@ def verified_user(configurable: Mapping[str, Any]) -> str | None:
     """Return the identity of the verified user, which clients of a server cannot set."""
     user = configurable.get(VERIFIED_USER)
     if isinstance(user, Mapping):
-        identity = user.get("identity")
-    else:
-        identity = None
-    if identity:
-        return str(identity)
+        return name_user(user.get("identity"))
     return None
 
 

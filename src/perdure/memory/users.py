@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+from perdure.model.users import name_user
+
 ROOT = ("memories",)
 """Default namespace that contains the namespaces of all users."""
 FACTS, SUMMARIES = "facts", "summaries"
@@ -34,15 +36,15 @@ def user_id(user: object) -> str:
         TypeError: The id is of another type.
         ValueError: The id is empty, longer than 200 characters, or has a character that stores refuse.
     """
-    if isinstance(user, UUID) or (isinstance(user, int) and not isinstance(user, bool)):
-        user = str(user)
-    if not isinstance(user, str):
+    named = name_user(user)
+    if named is None and user != "":
         raise TypeError(f"a user is named by text, a whole number or a UUID, not by {type(user).__name__}")
-    if not 0 < len(user) <= _USER_MAX:
-        raise ValueError(f"a user's id has 1 to {_USER_MAX} characters, this one has {len(user)}")
-    if "\0" in user or any("\ud800" <= character <= "\udfff" for character in user):
+    named = named or ""
+    if not 0 < len(named) <= _USER_MAX:
+        raise ValueError(f"a user's id has 1 to {_USER_MAX} characters, this one has {len(named)}")
+    if "\0" in named or any("\ud800" <= character <= "\udfff" for character in named):
         raise ValueError("a user's id cannot contain the character NUL, or half of a surrogate pair")
-    return user
+    return named
 
 
 def namespace_of(user: str | int | UUID, root: Sequence[str] = ROOT) -> tuple[str, ...]:

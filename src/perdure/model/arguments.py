@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex
+
+COUNT_MOST = 1 << 53
+"""Number beyond which no database counts: a larger limit or offset is cut to it."""
 
 _TEXT = (str, bytes, bytearray, memoryview)
 
@@ -16,10 +20,51 @@ def refuse_text(what: str, values: object) -> None:
         raise TypeError(f"{what} takes a sequence, not {type(values).__name__}; for one name write [name]")
 
 
+def to_text_ids(what: str, ids: object) -> list[str]:
+    """Return ids that are texts or UUIDs as texts; raise ``TypeError`` for any other. ``what`` names the
+    argument."""
+    refuse_text(what, ids)
+    if not isinstance(ids, Iterable):
+        raise TypeError(f"{what} takes a sequence of texts or UUIDs, not {type(ids).__name__}")
+    listed = list(ids)
+    for each in listed:
+        if not isinstance(each, str | uuid.UUID):
+            raise TypeError(f"{what} takes texts or UUIDs, not {type(each).__name__}")
+    return list(map(str, listed))
+
+
 def require_text(what: str, value: object) -> None:
     """Raise ``TypeError`` for anything but text. ``what`` names the argument."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is text, not {type(value).__name__}")
+
+
+def read_count(what: str, value: object) -> int:
+    """Return a limit, an offset or a depth as a whole number, cut to what databases count to. Raise
+    ``TypeError`` for any other type, which each database would take for something else. ``what`` names the
+    argument."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{what} is a whole number, not {value!r}")
+    return min(operator.index(value), COUNT_MOST)
+
+
+def require_mapping(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a mapping. ``what`` names the argument."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} is a mapping, not {type(value).__name__}")
+
+
+def require_number(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a number; ``True`` and ``False`` are none. ``what`` names the
+    argument."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number, not {type(value).__name__}")
+
+
+def require_whole(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a whole number. ``what`` names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is a whole number, not {value!r:.100}")
 
 
 def check_run_config(config: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from perdure.errors import Unserialisable
 from perdure.model.ops import Bound
-from perdure.model.values.json_values import convert_to_plain, pack_data
+from perdure.model.values.json_values import DEPTH, convert_to_plain, pack_data
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,
@@ -27,12 +27,18 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$lte": operator.le,
 }
 _EXACT = 1 << 53
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 _SLACK = 1e-12
 _LISTS = ("$in", "$nin")
 _JOINS = ("$and", "$or")
 _LOGICAL = frozenset((*_JOINS, "$not"))
 _OPERATORS = ("$eq", "$ne", *_ORDERS, *_LISTS, *_JOINS, "$not")
+_PATTERNS_MOST = 40
+_BOUNDS_MOST = 20
+"""Limits of what a database is asked to compare: D1 takes 100 parameters in a statement, and conditions 100
+deep. Comparing more in the database would also cost more than reading the items."""
+_TEXT_MOST = 256
+"""Limit of a pattern in bytes, and of a bound in characters, as a filter may hold texts of any length."""
 
 Filter = Mapping[str, Any]
 
@@ -57,14 +63,29 @@ def parse_filter(conditions: Any) -> Filter:
     return data
 
 
+def has_more_than(most: int, conditions: Any) -> bool:
+    """Return True if a filter, checked or not, has more than ``most`` conditions and values in all."""
+    number, unread = 0, [conditions]
+    while unread and number <= most:
+        part = unread.pop()
+        if isinstance(part, Mapping):
+            unread += part.values()
+            number += len(part)
+        elif isinstance(part, list | tuple):
+            unread += part
+            number += len(part)
+    return number > most
+
+
 def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     """Return byte patterns for a prefilter: a value that meets the checked filter contains one of each group
     in its stored form.
 
-    Conditions without such a pattern are left out, so a value that contains a pattern of each group may
-    still not meet the filter.
+    Conditions without such a pattern are left out, and so are those with more patterns than a database
+    takes. So a value that contains a pattern of each group may still not meet the filter.
     """
     out: list[tuple[bytes, ...]] = []
+    room = _PATTERNS_MOST
     for part in _find_required_parts(conditions):
         for name, condition in part.items():
             wanted: list[Any] = [condition]
@@ -73,20 +94,19 @@ def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
                 if others or sign not in ("$eq", "$in"):
                     continue
                 wanted = operand if sign == "$in" else [operand]
+            if not 0 < len(wanted) <= room:
+                continue
             forms_by_value = [_list_forms(value) for value in wanted]
-            if forms_by_value and all(forms_by_value):
-                out.append(
-                    tuple(
-                        pack_data({name: form})[1:-1]
-                        for equal_forms in forms_by_value
-                        for form in equal_forms
-                    )
-                )
+            group = [form for equal_forms in forms_by_value for form in equal_forms]
+            if all(forms_by_value) and len(group) <= room:
+                room -= len(group)
+                out.append(tuple(pack_data({name: form})[1:-1][:_TEXT_MOST] for form in group))
     return tuple(out)
 
 
 def bounds(conditions: Filter) -> tuple[Bound, ...]:
-    """Return bounds on top-level fields: every value that meets a checked filter keeps all of them.
+    """Return bounds on top-level fields, not more than a database takes: every value that meets a checked
+    filter keeps all of them.
 
     A bound that is a number is a little wider than the filter's, as databases read decimals less exactly than
     Python. A value that keeps all bounds may still not meet the filter.
@@ -100,7 +120,8 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
             is_lower = sign in ("$gt", "$gte")
             if sign in _ORDERS and isinstance(operand, str):
                 # Text that reads as a number is compared with numbers too.
-                if _read_number(operand) is None and "\0" not in operand:
+                is_short = len(operand) <= _TEXT_MOST
+                if is_short and _read_number(operand) is None and "\0" not in operand:
                     out.append(Bound(name, is_lower, operand))
             elif sign in ("$eq", *_ORDERS) and isinstance(operand, int | float) and abs(operand) < _EXACT:
                 slack = abs(operand) * _SLACK + _SLACK
@@ -108,7 +129,7 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
                     out.append(Bound(name, True, operand - slack))
                 if not is_lower:
                     out.append(Bound(name, False, operand + slack))
-    return tuple(out)
+    return tuple(out[:_BOUNDS_MOST])
 
 
 def _find_required_parts(conditions: Filter) -> Iterator[Filter]:
@@ -135,14 +156,16 @@ def _list_forms(wanted: Any) -> list[Any]:
     return forms
 
 
-def _make_finite(value: Any) -> Any:
-    """Replace the numbers that JSON does not have by 0."""
+def _make_finite(value: Any, depth: int = 0) -> Any:
+    """Replace the numbers that JSON does not have by 0, as deep as data may be nested."""
     if isinstance(value, float) and not isfinite(value):
         return 0
+    if depth > DEPTH:
+        return value
     if isinstance(value, Mapping):
-        return {name: _make_finite(part) for name, part in value.items()}
+        return {name: _make_finite(part, depth + 1) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_make_finite(part) for part in value]
+        return [_make_finite(part, depth + 1) for part in value]
     return value
 
 
@@ -234,7 +257,7 @@ def _holds(name: str, value: Any, operand: Any) -> bool:
     if name == "$ne":
         return bool(value != operand)
     if name in _LISTS:
-        return any(value == each for each in operand) is (name == "$in")
+        return (value in operand) is (name == "$in")
     if name == "$not":
         return not _meets(value, operand)
     if name in _JOINS:

@@ -107,6 +107,11 @@ def belongs(nonce: str, run_ids: Iterable[str]) -> bool:
     return bool(mark) and any(mark == _digest_run(run_id) for run_id in run_ids)
 
 
+def is_of_run(nonce: str) -> bool:
+    """Return True if a loop belongs to a run at all."""
+    return bool(_read_mark(nonce))
+
+
 def _digest_run(run_id: str) -> str:
     return blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 

@@ -129,7 +129,7 @@ class SharedLimit:
             if value is None:
                 continue
             if type(value) not in (int, float) or not math.isfinite(value) or value <= 0 or value > 1e12:
-                raise ValueError(f"{name} is a number above 0, not {value!r}")
+                raise ValueError(f"{name} is a number above 0, and at most 1e12, not {value!r:.40}")
         if self.of != "model" and (self.tokens is not None or self.budget is not None):
             what = "calls of tools" if self.of == "tool" else "runs"
             raise ValueError(f"{what} have no tokens and no price; limit their rate or concurrency")

@@ -417,7 +417,12 @@ class Drop(Effect[Committed | Refused]):
 
     With ``checks`` the partition is removed only if they hold, in one atomic step. A repetition after a lost
     answer may be ``Refused`` although the partition was removed, as the checked records are gone.
+
+    With ``if_empty``, and without ``checks``, only the name of a partition that holds no records is removed,
+    in one atomic step, where a backend keeps such names. A partition with records stays; the answer is the
+    same.
     """
 
     partition: Partition
     checks: tuple[Check, ...] = ()
+    if_empty: bool = False

@@ -20,8 +20,8 @@ from perdure.model.removal_plan import make_newest_rule
 LABEL = "retention"
 """Key of a thread's metadata that names its policy."""
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.ASCII)
 _NO_POLICIES: Mapping[str, Retention] = MappingProxyType({})
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -30,7 +30,8 @@ def parse_duration(value: str | float) -> int:
     """Return a duration in microseconds.
 
     Args:
-        value: seconds, or a number with a unit: ``"90s"``, ``"15m"``, ``"12h"``, ``"30d"``, ``"4w"``.
+        value: seconds, as a number or text, or a number with a unit: ``"90s"``, ``"15m"``, ``"12h"``,
+            ``"30d"``, ``"4w"``.
 
     Raises:
         ValueError: it is not a number, or not more than 0.

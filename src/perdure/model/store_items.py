@@ -97,10 +97,15 @@ class Write(NamedTuple):
     entry: bytes | None = None
 
 
-def span(minutes: float) -> int:
-    """Return a duration in microseconds; raises ``ValueError`` unless it is a number above 0."""
-    if not 0 < minutes < float("inf"):
-        raise ValueError(f"a ttl is a number of minutes above 0, not {minutes!r}; None means no end")
+def span(minutes: float, what: str = "a ttl") -> int:
+    """Return a duration in microseconds; raises ``ValueError`` unless it is above 0 and finite, and
+    ``TypeError`` unless it is a number. ``what`` names the argument."""
+    try:
+        is_one = not isinstance(minutes, bool) and 0 < minutes < float("inf")
+    except TypeError:
+        raise TypeError(f"{what} is a number of minutes, not {minutes!r}") from None
+    if not is_one:
+        raise ValueError(f"{what} is a number of minutes above 0, not {minutes!r}")
     # The product of a finite number of minutes may be infinite.
     return round(min(LAST, max(1, minutes * MINUTE)))
 

@@ -1,5 +1,5 @@
-"""Refusal of names that are not well-formed text: those with half of a character, which some databases cannot
-hold.
+"""Refusal of keys and fields that are not what their columns hold: names with half of a character or of too
+many bytes, which some databases cannot store, and values of another type.
 
 Every backend refuses the same names: otherwise a thread could not be moved from a backend that takes its name
 to one that does not.
@@ -7,17 +7,28 @@ to one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
-from perdure.errors import Unserialisable
-from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Put, Stage
+from perdure.errors import OverMaximum, Unserialisable
+from perdure.model.arguments import require_whole
+from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
 from perdure.model.program import Effect
-from perdure.model.records import KINDS
+from perdure.model.records import KINDS, SESSIONS, STORE, Column, Kind
 
 _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for column in kind.key))
 """Kinds with text in their keys. The keys of chunks are bytes; a request may contain thousands of these."""
+
+_WITH_TEXT = _NAMED | {kind for kind in KINDS if any(column.kind == "text" for column in kind.fields)}
+"""Kinds with text in their keys or fields: those that hold what callers pass."""
+
+NAME_MAX = 2_000
+"""Most bytes of a name in UTF-8, and of a tenant and the name of its thread or namespace together. An entry
+of an index of PostgreSQL, which has all names of a record, holds 2,704 bytes."""
+
+_NAMES_OF_SPACES = {STORE: "namespace", SESSIONS: "session"}
+_TYPES = {"text": str, "integer": int, "bytes": bytes}
 
 
 def require_text(names: Iterable[object]) -> None:
@@ -43,8 +54,82 @@ def ill_formed_error(name: str) -> Unserialisable:
 
 
 def require_names(effect: Effect[Any]) -> None:
-    """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
+    """Check what a storage request names, counts and writes.
+
+    Raises:
+        Unserialisable: a name has a lone surrogate.
+        OverMaximum: a new name has more than ``NAME_MAX`` bytes. What has such a name already can be read
+            and removed.
+        TypeError: a key or a field has another type than its column, or a limit is not a whole number: a
+            caller passed it on unchecked. A database would report it as damage, or as an outage.
+        ValueError: a limit is below 0, which some databases take for none.
+    """
     require_text(_list_names(effect))
+    if isinstance(effect, Find):
+        _require_limit(effect.limit)
+    elif isinstance(effect, Fetch):
+        for item in effect.items:
+            if isinstance(item, Range):
+                _require_range(item)
+            elif item.kind in _WITH_TEXT:
+                _require_types(item.kind, item.kind.key, item.key)
+    elif isinstance(effect, Commit):
+        is_new = False
+        for op in effect.ops:
+            if op.kind not in _WITH_TEXT:
+                continue
+            _require_types(op.kind, op.kind.key, op.key)
+            if isinstance(op, Put):
+                _require_types(op.kind, op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+                if isinstance(op.expect, Expect):
+                    is_new = True
+                    _require_lengths(op)
+        if is_new:
+            tenant, thread, space = effect.partition
+            _require_length(_NAMES_OF_SPACES.get(space, "thread"), tenant + thread)
+
+
+def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[object]) -> None:
+    # The prefix of a range has only the first parts of a key.
+    for column, value in zip(columns, values, strict=False):
+        if not isinstance(value, _TYPES[column.kind]) and not (value is None and column.nullable):
+            raise TypeError(
+                f"the {column.name} of a record of kind {kind.name!r} is {column.kind}, not "
+                f"{type(value).__name__}"
+            )
+
+
+def _require_range(item: Range) -> None:
+    kind, after = item.kind, item.after
+    _require_types(kind, kind.key, item.prefix)
+    if item.by is not None and after is not None:
+        _require_types(kind, [column for column in kind.fields if column.name == item.by], [after])
+    elif isinstance(after, tuple):
+        _require_types(kind, kind.key, after)
+    if item.limit is not None:
+        _require_limit(item.limit)
+
+
+def _require_limit(limit: object) -> None:
+    require_whole("limit", limit)
+    if cast(int, limit) < 0:
+        raise ValueError(f"limit is {limit}; it is 0 or more")
+
+
+def _require_lengths(put: Put) -> None:
+    for column, value in zip(put.kind.key, put.key, strict=True):
+        if column.kind == "text":
+            _require_length(column.name, value)
+    if put.kind.index is not None and isinstance(value := put.fields[put.kind.index], str):
+        _require_length(put.kind.index, value)
+
+
+def _require_length(what: str, text: str) -> None:
+    # Most names are short: they need not be encoded to know it.
+    if 4 * len(text) > NAME_MAX and (size := len(text.encode())) > NAME_MAX:
+        raise OverMaximum(
+            f"the {what} {text[:40]!r}… has {size} bytes, at most {NAME_MAX} are taken; nothing was stored"
+        )
 
 
 def _list_names(effect: Effect[Any]) -> list[object]:

@@ -16,6 +16,7 @@ import ormsgpack
 
 from perdure.errors import Corrupt
 from perdure.model.checkpoint import PendingWrite, TaskSpan, is_set_aside
+from perdure.model.heads import is_of_run
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.short_forms import expand_name, shorten_name
@@ -112,6 +113,25 @@ def find_asking_tasks(records: Iterable[Record]) -> set[str]:
         elif record.fields["channel"] == INTERRUPT and not is_set_aside(idx):
             asking.add(task_id)
     return asking - ended
+
+
+def find_edited_tasks(records: Iterable[Record]) -> set[str]:
+    """Return the tasks of a checkpoint that asked in a run, and that an edit ended in place of an answer. A
+    run that starts from a checkpoint which is not the latest runs them again."""
+    asked: set[str] = set()
+    ended: set[str] = set()
+    answered: set[str] = set()
+    for record in records:
+        task_id, idx = record.key[2:4]
+        is_in_run, channel = is_of_run(record.fields["nonce"]), record.fields["channel"]
+        if idx >= 0:
+            # The answer to a question of a subgraph is stored there.
+            (answered if is_in_run else ended).add(task_id)
+        elif channel == RESUME:
+            answered.add(task_id)
+        elif channel == INTERRUPT and is_in_run and not is_set_aside(idx):
+            asked.add(task_id)
+    return asked & ended - answered
 
 
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:

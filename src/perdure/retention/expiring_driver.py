@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from perdure.engine.documents import Document
 from perdure.engine.retention.expiring_threads import Overdue, find_overdue
-from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
+from perdure.engine.retention.thread_expiry import Clocks, ExpiryFacts, read_expiry_facts
 from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import (
+    Check,
     Commit,
     Committed,
     CopyCondition,
+    Delete,
     Drop,
     Fetch,
     FindListed,
@@ -29,11 +33,12 @@ from perdure.model.ops import (
     Get,
     IndexHit,
     Now,
+    Op,
     Refused,
     Stage,
 )
 from perdure.model.program import Effect, Program, ask
-from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
+from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, TAG, THREADS, Partition, Record
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.times import time_of
 from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch, arun, run
@@ -42,7 +47,9 @@ R = TypeVar("R")
 
 _FRESH_US = 10_000_000
 """Time for which a thread that is alive is not checked again. It is short, as another process may shorten the
-thread's time to live."""
+thread's time to live, give it another policy or remove its tag."""
+_CLOCK_US = 60_000_000
+"""Time for which the difference of the two clocks is not read again. It is short, as a clock may be set."""
 
 _KNOWN_MAX = 20_000
 _PAGE = 1000
@@ -71,6 +78,7 @@ class ExpiringDriver(WrappingDriver):
         self._rules = rules
         self._alive: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
         self._listed_expired: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
+        self._clocks: Clocks | None = None
         self._lock = threading.Lock()
 
     @property
@@ -91,7 +99,9 @@ class ExpiringDriver(WrappingDriver):
         expired."""
         if _is_thread(commit.partition) and not self._is_alive(commit.partition):
             return await self.aperform(commit), None
-        return await acommit_and_fetch(self._inner, commit, fetch)
+        done = await acommit_and_fetch(self._inner, commit, fetch)
+        self._note_written(commit)
+        return done
 
     def _answer(self, effect: Effect[R]) -> Program[R]:
         if isinstance(effect, Fetch):
@@ -101,7 +111,7 @@ class ExpiringDriver(WrappingDriver):
             if not isinstance(effect, FindThreads) or effect.space == THREADS:
                 return cast("Program[R]", self._find(effect))
         elif isinstance(effect, Commit | Stage):
-            if _is_thread(effect.partition) and self._is_suspect(effect.partition):
+            if _is_thread(effect.partition):
                 return cast("Program[R]", self._write(effect))
         elif isinstance(effect, Drop):
             self._forget(effect.partition)
@@ -112,6 +122,8 @@ class ExpiringDriver(WrappingDriver):
         try:
             answers = yield from ask(replace(effect, items=(*effect.items, *_LOOKS)))
         except Corrupt:
+            if (yield from self._find_expired(effect.partition)) is not None:
+                return ((),) * count
             # The requested records may be sound; a caller that requests the damaged one gets the error.
             return (yield from ask(effect))
         heads, epochs, documents = answers[count:]
@@ -201,6 +213,13 @@ class ExpiringDriver(WrappingDriver):
         return is_expired
 
     def _write(self, effect: Commit | Stage) -> Program[Any]:
+        if self._is_suspect(effect.partition):
+            yield from self._remove_expired(effect)
+        done = yield from ask(cast("Effect[Any]", effect))
+        self._note_written(effect)
+        return done
+
+    def _remove_expired(self, effect: Commit | Stage) -> Program[None]:
         for _ in range(ATTEMPTS):
             thread = yield from self._find_expired(effect.partition)
             if thread is None:
@@ -210,24 +229,45 @@ class ExpiringDriver(WrappingDriver):
                 break
             # Another writer is removing it: look again, as a record that is stored now would be removed with
             # it.
-        return (yield from ask(cast("Effect[Any]", effect)))
+
+    def _note_written(self, effect: Commit | Stage) -> None:
+        """Let a thread be checked again after a change of what decides when it expires. An end of its work is
+        none: that was reckoned with."""
+        if effect.partition in self._alive and any(map(_decides, effect.ops)):
+            self._remember(effect.partition, 0)
 
     def _find_expired(self, partition: Partition, now: int | None = None) -> Program[ExpiryFacts | None]:
         """Return the thread if it is expired by the database's clock; ``now`` is its time, if it was read."""
+        asked_at = host_clock()
         try:
             thread = yield from read_expiry_facts(partition)
             expires_at = thread.expires_at(self._rules)
         except (Corrupt, LookupError):
             # A thread that is damaged, or names an unknown policy, is left to those who report that.
-            self._remember(partition, host_clock() + _FRESH_US)
+            self._remember(partition, asked_at + _FRESH_US)
             return None
         if now is None:
+            asked_at = host_clock()
             now = yield from ask(Now())
-        if expires_at is None or expires_at > now:
-            self._remember(partition, host_clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
-            return None
-        self._remember(partition, 0)
-        return thread
+            self._clocks = Clocks(now, asked_at)
+        if expires_at is not None and expires_at <= now:
+            self._remember(partition, 0)
+            return thread
+        if thread.is_busy:
+            # It expires as soon as it is not, perhaps by another process.
+            expires_at = self._find_end_at_rest(now, thread.ttl)
+        if expires_at is None:
+            self._remember(partition, asked_at + _FRESH_US)
+        else:
+            self._remember(partition, asked_at + min(_FRESH_US, expires_at - now))
+        return None
+
+    def _find_end_at_rest(self, now: int, ttl: Mapping[str, Any] | None) -> int | None:
+        """Return the earliest time at which a thread could expire if its work ended now."""
+        if ttl is not None:
+            return int(ttl["expires_at"]) if ttl.get("strategy") == "delete" else None
+        idle = self._rules.shortest_idle_us
+        return None if idle is None else now + idle
 
     def _may_be_expired(
         self,
@@ -239,25 +279,29 @@ class ExpiringDriver(WrappingDriver):
         """Return True if a thread may be expired, as far as these records show; otherwise remember until when
         it is not."""
         now = host_clock()
-        until = self._find_end_of_life(now, heads, epochs, documents)
-        if until <= now:
-            return True
-        self._remember(partition, until)
-        return False
+        is_open = bool(epochs and epochs[0].fields["open_run"] is not None)
+        until = self._find_end_of_life(now, heads, documents, is_open=is_open)
+        if until > now or is_open:
+            self._remember(partition, until)
+            return False
+        return True
 
     def _find_end_of_life(
-        self,
-        now: int,
-        heads: tuple[Record, ...],
-        epochs: tuple[Record, ...],
-        documents: tuple[Record, ...],
+        self, now: int, heads: tuple[Record, ...], documents: tuple[Record, ...], *, is_open: bool
     ) -> int:
+        """Return the host's time until which a thread is not expired, whatever another process ends in it;
+        ``now`` if that takes more than these records."""
         fresh = now + _FRESH_US
-        if epochs and epochs[0].fields["open_run"] is not None:
-            return fresh
-        if documents and b'"expires_at"' in documents[0].body:
-            # Its own time to live, which may be shorter than any policy's.
+        try:
+            ttl = _read_ttl(documents)
+        except Corrupt:
             return now
+        if ttl is not None or is_open:
+            ahead = 0 if ttl is None else self._find_difference(now)
+            if ahead is None:
+                return now
+            end = self._find_end_at_rest(now + ahead, ttl)
+            return fresh if end is None else min(fresh, end - ahead)
         idle = self._rules.shortest_idle_us
         if idle is None:
             return fresh
@@ -268,6 +312,13 @@ class ExpiringDriver(WrappingDriver):
                 return now
             times.append(active_at)
         return min(fresh, max(times) + idle) if times else fresh
+
+    def _find_difference(self, now: int) -> int | None:
+        """Return how far the database's clock is ahead of the host's, ``None`` if that is not known now."""
+        clocks = self._clocks
+        if clocks is None or not clocks.host <= now < clocks.host + _CLOCK_US:
+            return None
+        return clocks.database - clocks.host
 
     def _is_alive(self, partition: Partition) -> bool:
         return self._alive.get(partition, 0) > host_clock()
@@ -289,6 +340,20 @@ class ExpiringDriver(WrappingDriver):
 
 def _number(hit: IndexHit, number: int) -> IndexHit:
     return replace(hit, listed=hit.listed and hit.listed._replace(number=number))
+
+
+def _decides(op: Op) -> bool:
+    """Return True if an operation may let a thread expire earlier, by its time to live, policy or tags."""
+    if op.kind is DOCUMENT:
+        return op.key == OF_THREAD and not isinstance(op, Check)
+    return op.kind is TAG and isinstance(op, Delete)
+
+
+def _read_ttl(documents: tuple[Record, ...]) -> Mapping[str, Any] | None:
+    """Return the time to live that a client set for a thread, from its document."""
+    if not documents or b'"expires_at"' not in documents[0].body:
+        return None
+    return Document.read(documents[0]).body.get("ttl")
 
 
 def _is_thread(partition: Partition) -> bool:

@@ -108,10 +108,11 @@ class Acceptance:
         except BaseException:
             limits.give_back(turn)
             raise
-        if ticket.is_duplicate:
-            limits.give_back(turn)
-        else:
-            limits.note_accepted(partition, message, turn, is_next=is_next)
+        with self._context.report_errors(partition):
+            if ticket.is_duplicate:
+                limits.give_back(turn)
+            else:
+                limits.note_accepted(partition, message, turn, is_next=is_next)
         return ticket
 
     async def _find_asking_graph(self, partition: Partition) -> str:
@@ -212,16 +213,17 @@ class Acceptance:
                 accepted, _ = await self._store(accept, accept.store(lane))
                 return await self._schedule_run(accept, terms, accepted)
             accepted, held = begun
-            if saver is not None and load is not None and answers is not None:
-                saver.take_load(load, answers[len(gets) :])
-            self._context.queues.note_begun(partition, held.lane)
-            self._context.subscriptions.wake(partition)
-            if dispatch.is_stopping:
-                await runner.hand_back(held)
-            else:
-                runner.note_claimed(held, known.epoch)
-                dispatch.serve_reserved((partition, IN))
-            self._emit_accepted(accept, accepted)
+            with self._context.report_errors(partition):
+                self._emit_accepted(accept, accepted)
+                if saver is not None and load is not None and answers is not None:
+                    saver.take_load(load, answers[len(gets) :])
+                self._context.queues.note_begun(partition, held.lane)
+                self._context.subscriptions.wake(partition)
+                if dispatch.is_stopping:
+                    await runner.hand_back(held)
+                else:
+                    runner.note_claimed(held, known.epoch)
+                    dispatch.serve_reserved((partition, IN))
             return _make_ticket(partition, accepted)
         finally:
             dispatch.release((partition, IN))
@@ -260,12 +262,13 @@ class Acceptance:
 
     async def _schedule_run(self, accept: Accept, terms: AcceptanceTerms, accepted: Accepted) -> Ticket:
         """Schedule the run of a message that was stored."""
-        self._emit_accepted(accept, accepted)
-        if accepted.is_duplicate and self._worker.is_resumed:
-            # The process of the first request may have died, and perhaps no other watches the thread.
-            await self._worker.watch(accept.partition)
-        if accepted.lane is not None:
-            self._schedule(accept.partition, accepted, terms, accept.now)
+        with self._context.report_errors(accept.partition):
+            self._emit_accepted(accept, accepted)
+            if accepted.is_duplicate and self._worker.is_resumed:
+                # The process of the first request may have died, and perhaps no other watches the thread.
+                await self._worker.watch(accept.partition)
+            if accepted.lane is not None:
+                self._schedule(accept.partition, accepted, terms, accept.now)
         return _make_ticket(accept.partition, accepted)
 
     def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
@@ -288,8 +291,9 @@ class Acceptance:
         finally:
             context.queues.forget(partition)
         if accepted.lane is not None and accepted.message is not None:
-            self._emit("run.retried", partition, accepted.message, accepted.id)
-            self._start(partition, accepted.lane, now)
+            with context.report_errors(partition):
+                self._emit("run.retried", partition, accepted.message, accepted.id)
+                self._start(partition, accepted.lane, now)
         return _make_ticket(partition, accepted)
 
     async def signal(
@@ -320,8 +324,9 @@ class Acceptance:
         where = {"tenant": partition.tenant, "thread": partition.thread}
         context.observers.event(f"signal.{outcome}", **where, signal=name)
         if accepted is not None and accepted.lane is not None:
-            context.queues.forget(partition)
-            self._start(partition, accepted.lane, now)
+            with context.report_errors(partition):
+                context.queues.forget(partition)
+                self._start(partition, accepted.lane, now)
         run_id = None if accepted is None else accepted.id
         return SignalReceipt(partition.thread, name, run_id, signalled.is_duplicate)
 
@@ -337,10 +342,11 @@ class Acceptance:
         most, fresh = context.settings.max_pending, context.database.draw_version()
         program = scheduled.postpone(partition, message, due, most, fresh, precondition)
         accepted: Accepted = await context.database.arun(program)
-        if accepted.lane is not None and context.works:
-            self._worker.dispatch.schedule(partition, accepted.lane, now)
-        elif accepted.lane is not None:
-            context.notifications.notify_due(partition, delay)
+        with context.report_errors(partition):
+            if accepted.lane is not None and context.works:
+                self._worker.dispatch.schedule(partition, accepted.lane, now)
+            elif accepted.lane is not None:
+                context.notifications.notify_due(partition, delay)
         return _make_ticket(partition, accepted)
 
     def _start(self, partition: Partition, lane: Lane, now: int) -> None:

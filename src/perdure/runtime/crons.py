@@ -74,10 +74,12 @@ class Crons:
     def _schedule(self, cron: Cron, now: int) -> None:
         if cron.due_at is None:
             return
-        if self._context.works:
-            self._dispatch.schedule(self._place, queue_of(cron.due_at), now)
-        else:
-            self._context.notifications.notify_due(self._place, max(0.0, (cron.due_at - now) / 1_000_000))
+        with self._context.report_errors(self._place):
+            if self._context.works:
+                self._dispatch.schedule(self._place, queue_of(cron.due_at), now)
+            else:
+                delay = max(0.0, (cron.due_at - now) / 1_000_000)
+                self._context.notifications.notify_due(self._place, delay)
 
 
 def _missing_error(cron_id: str) -> NotFound:

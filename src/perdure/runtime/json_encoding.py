@@ -23,6 +23,8 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Interrupt
 from pydantic import BaseModel, TypeAdapter
 
+from perdure.model.runs.messages import replace_surrogates
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
 _DEEPEST = 200
@@ -32,7 +34,8 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON text on one line."""
+    """Return a value as JSON text on one line. Half of a character, as models leave when they cut an emoji,
+    is replaced: strict parsers would refuse the whole text."""
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
     except TypeError:
@@ -102,8 +105,10 @@ def _plain(value: Any) -> Any:
 
 def _encode_deep(value: Any, depth: int = 0) -> Any:
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | int():
             return value
+        case str():
+            return replace_surrogates(value)
         case float():
             if value == value and abs(value) != float("inf"):
                 return value
@@ -112,7 +117,7 @@ def _encode_deep(value: Any, depth: int = 0) -> Any:
             return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
             return {
-                key if isinstance(key, str) else str(key): _encode_deep(item, depth + 1)
+                replace_surrogates(key if isinstance(key, str) else str(key)): _encode_deep(item, depth + 1)
                 for key, item in value.items()
             }
         case list() | tuple() if not hasattr(value, "_asdict"):
@@ -120,5 +125,5 @@ def _encode_deep(value: Any, depth: int = 0) -> Any:
         case _:
             plain_value = _plain(value)
             if plain_value is value:
-                return repr(plain_value)
+                return replace_surrogates(repr(plain_value))
             return _encode_deep(plain_value, depth + 1)

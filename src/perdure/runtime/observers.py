@@ -51,6 +51,7 @@ _LEVELS = {
     "run.not_steered": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
+    "run.apology_not_divided": logging.WARNING,
     "signal.too_large": logging.WARNING,
     "state.large": logging.WARNING,
     "state.undeclared": logging.WARNING,

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from perdure.errors import Corrupt
-from perdure.model.arguments import refuse_text
+from perdure.model.arguments import (
+    check_run_config,
+    refuse_text,
+    require_mapping,
+    require_text,
+    require_whole,
+)
 
 StreamMode = Literal[
     "values",
@@ -30,6 +36,9 @@ WEBHOOK = "webhook"
 
 CLOSED = "closed"
 """State in the notice of a run whose question another message has closed."""
+
+OF_CHECKPOINTS = frozenset({"checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+"""Configurable names by which LangGraph addresses a checkpoint."""
 
 OnFailure = Literal["rollback", "keep"]
 Durability = Literal["sync", "async", "exit"]
@@ -77,7 +86,8 @@ class Options:
     """Options of a run, all as plain JSON data.
 
     Args:
-        config: LangGraph's config.
+        config: LangGraph's config. If it names a checkpoint among its configurable values, that is the
+            ``checkpoint_id``.
         context: LangGraph's context.
         checkpoint_id: The checkpoint to start from, if not the thread's latest: the run forks the thread
             there.
@@ -94,7 +104,8 @@ class Options:
         about: Data of the caller, which is returned unchanged.
 
     Raises:
-        ValueError: An option is invalid.
+        ValueError: An option is invalid, or two checkpoints or one of a subgraph are named.
+        TypeError: An option is of another type.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -111,15 +122,36 @@ class Options:
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        reserved = [key for key in self.config.get("configurable") or {} if key.startswith("__")]
+        self._require_types()
+        check_run_config(self.config)
+        configurable = self.config.get("configurable") or {}
+        reserved = [key for key in configurable if str(key).startswith("__")]
         if reserved:
             raise ValueError(f"the configurable keys {reserved} are not a caller's to set; leave them out")
+        if self.checkpoint_id is not None:
+            require_text("checkpoint_id", self.checkpoint_id)
+        if not OF_CHECKPOINTS.isdisjoint(configurable):
+            # With these in its config every attempt would begin at the checkpoint again, instead of going on.
+            rest = {name: value for name, value in configurable.items() if name not in OF_CHECKPOINTS}
+            object.__setattr__(self, "checkpoint_id", _choose_start(self.checkpoint_id, configurable))
+            object.__setattr__(self, "config", {**self.config, "configurable": rest})
         if self.durability not in _DURABILITIES:
             raise ValueError(f"durability is 'sync', 'async' or 'exit', not {self.durability!r}")
         if self.on_failure not in _ON_FAILURE:
             raise ValueError(f"on_failure is 'rollback' or 'keep', not {self.on_failure!r}")
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
+
+    def _require_types(self) -> None:
+        require_mapping("config", self.config)
+        require_mapping("about", self.about)
+        if self.attempts is not None:
+            require_whole("attempts", self.attempts)
+        for name in ("checkpoint_id", "webhook"):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name))
+        if self.stream is not None and not isinstance(cast(object, self.stream), StreamOptions):
+            raise TypeError(f"stream is StreamOptions(…), not {type(self.stream).__name__}")
 
     def dump(self) -> dict[str, Any]:
         """Return the options as they are stored with a message, without those that are not set."""
@@ -177,6 +209,21 @@ class Options:
                 by=stream["by"],
             ),
         )
+
+
+def _choose_start(checkpoint_id: str | None, configurable: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint that a run's options name beside the config or in it, ``None`` for none."""
+    named = configurable.get("checkpoint_id")
+    if named is not None:
+        require_text("checkpoint_id in the config", named)
+    if configurable.get("checkpoint_ns") or configurable.get("checkpoint_map"):
+        raise ValueError(
+            "a run starts from a checkpoint of its thread, not of a subgraph; leave checkpoint_ns and "
+            "checkpoint_map out of the config"
+        )
+    if checkpoint_id and named and checkpoint_id != named:
+        raise ValueError("the options and the config name two checkpoints to start from; name one")
+    return checkpoint_id or named or None
 
 
 _DURABILITIES = (None, *get_args(Durability))

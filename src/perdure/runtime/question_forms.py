@@ -11,6 +11,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from perdure.runtime.json_encoding import to_plain
+
 DECISIONS = ("approve", "edit", "reject")
 """Decisions on an action, in the order in which they are offered."""
 
@@ -92,13 +94,18 @@ def text_of(value: Any) -> str:
                 return str(value[name])
     if isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return to_readable_json(value)
+
+
+def to_readable_json(value: Any) -> str:
+    """Return any value of a graph as JSON for people: values and keys without a form in JSON become text."""
+    return json.dumps(to_plain(value), ensure_ascii=False)
 
 
 def _describe_action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
     if isinstance(description, str) and description.strip():
         return description
-    arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
+    arguments = to_readable_json(request.get("args") or {})
     return f"May I do this? {name}\n{arguments}"
 
 

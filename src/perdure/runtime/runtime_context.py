@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from perdure.database.handle import DatabaseHandle
+from perdure.model.records import Partition
 from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graphs import StoreOptions
@@ -52,3 +54,14 @@ class RuntimeContext:
     store: StoreOptions
     thread_ttl: ThreadTtl | None = None
     internal: Mapping[str, Agent] = field(default_factory=dict[str, Agent])
+
+    @contextmanager
+    def report_errors(self, partition: Partition) -> Iterator[None]:
+        """Report an error of work that follows a commit, instead of raising it: what was stored stands, and a
+        caller that gets an error sends it again. Work that was not scheduled is found by a poll."""
+        try:
+            yield
+        except Exception as error:
+            self.observers.event(
+                "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
+            )

@@ -6,16 +6,30 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from perdure.engine.retention.queue_retention import BATCH_MAX
 from perdure.errors import LimitPending
+from perdure.model.arguments import require_mapping, require_number, require_text, require_whole
 from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.runs.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400
 """Longest time in seconds for which a call may postpone a message: a hundred years."""
+_TIMES = (
+    "lease",
+    "backoff",
+    "max_backoff",
+    "poll",
+    "keep",
+    "keep_events",
+    "debounce",
+    "max_wait",
+    "drain",
+    "deadline",
+)
+_NUMBERS = ("attempts", "concurrency", "max_pending", "max_batch", "warn_bytes")
 _VERSION = re.compile(r"[^\s\x00-\x1f\x7f]{1,64}")
 
 
@@ -59,6 +73,7 @@ class Settings:
 
     Raises:
         ValueError: A setting is out of range; the message has the valid range.
+        TypeError: A setting is of another type.
     """
 
     lease: float = 30.0
@@ -86,24 +101,17 @@ class Settings:
     prices: Prices = NO_PRICES
 
     def __post_init__(self) -> None:
-        for name in (
-            "lease",
-            "backoff",
-            "max_backoff",
-            "poll",
-            "keep",
-            "keep_events",
-            "debounce",
-            "max_wait",
-            "drain",
-            "deadline",
-        ):
-            if not math.isfinite(getattr(self, name) or 0.0):
-                raise ValueError(f"{name} is {getattr(self, name)} s; it has to be a number of seconds")
+        self._require_types()
+        for name in _TIMES:
+            seconds = getattr(self, name)
+            if seconds is not None and not (math.isfinite(seconds) and seconds <= LONGEST_WAIT_S):
+                raise ValueError(
+                    f"{name} is {seconds} s; it has to be a number of seconds up to {LONGEST_WAIT_S:,}"
+                )
         for name in ("lease", "backoff", "max_backoff", "poll", "keep", "keep_events"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} s; it has to be more than 0")
-        for name in ("attempts", "concurrency", "max_pending", "max_batch", "warn_bytes"):
+        for name in _NUMBERS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it has to be at least 1")
         if self.max_batch > BATCH_MAX:
@@ -125,6 +133,21 @@ class Settings:
             )
         if self.deadline is not None and self.deadline <= 0:
             raise ValueError(f"deadline is {self.deadline} s; it has to be more than 0, or None for none")
+
+    def _require_types(self) -> None:
+        for name in _TIMES:
+            if name != "deadline" or self.deadline is not None:
+                require_number(name, getattr(self, name))
+        for name in _NUMBERS:
+            require_whole(name, getattr(self, name))
+        if self.per_tenant is not None:
+            require_whole("per_tenant", self.per_tenant)
+        if self.version is not None:
+            require_text("version", self.version)
+        require_mapping("limits", self.limits)
+        for name, limit in self.limits.items():
+            if not isinstance(cast(object, limit), SharedLimit):
+                raise TypeError(f"the limit {name!r} is SharedLimit(…), not {type(limit).__name__}")
 
     @property
     def lease_us(self) -> int:
@@ -159,7 +182,9 @@ def parse_span(name: str, seconds: float) -> int:
     Raises:
         ValueError: It is not a number of seconds from 0 to ``LONGEST_WAIT_S``. The message begins with
             ``name``.
+        TypeError: It is not a number.
     """
+    require_number(name, seconds)
     if not 0 <= seconds <= LONGEST_WAIT_S:
         raise ValueError(
             f"{name} is {seconds} s; it has to be a number of seconds from 0 to {LONGEST_WAIT_S:,}"

@@ -155,7 +155,8 @@ class TenantRuntime:
 
         Args:
             input: The graph's input.
-            command: A command's ``update``, ``goto`` and ``resume``.
+            command: A command's ``update``, ``goto`` and ``resume``. One with a ``resume`` is an answer, and
+                is accepted or refused as by ``answer``.
             coalesce: True to join waiting inputs with the same options into one run with the id of the first:
                 those whose lists can be concatenated without losing another value. Commands are not joined.
             delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
@@ -165,25 +166,32 @@ class TenantRuntime:
 
         Raises:
             ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing,
-                or an update or a goto that no graph can apply.
+                or an update or a goto that no graph can apply, or an answer has a delay.
             Conflict: The command goes to another node, and would abandon an open question.
+            NotWaiting: The command is an answer, and the thread does not wait for it.
         """
+        if command is not None:
+            check_command(command)
         if command is not None and not holds_anything(command):
             raise ValueError(
                 "the command holds nothing: no update, no goto and no resume; to go on without input, "
                 "leave it out "
                 "and pass None as the input"
             )
-        if command is not None:
-            check_command(command)
+        mode: Mode = "coalesce" if coalesce else "enqueue"
+        interrupt_ids: Sequence[str] | None = None
         if command is None:
             payload = {INPUT: input}
         else:
             payload = {COMMAND: dict(command)}
+        if command is not None and RESUME in command:
+            mode, interrupt_ids = "answer", _list_named(command[RESUME])
         given = options_of(config, options)
-        mode: Mode = "coalesce" if coalesce else "enqueue"
-        message = message_of(self._resolve_graph_name(graph), payload, mode, dedupe_key, channel, given)
+        name = self._resolve_graph_name(graph)
+        message = message_of(name, payload, mode, dedupe_key, channel, given, answers=interrupt_ids)
         partition = self._partition(thread_id)
+        if delay != 0 and mode == "answer":
+            raise ValueError("an answer is given now; leave the delay of a command that resumes out")
         if delay != 0:
             if coalesce or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
@@ -224,20 +232,19 @@ class TenantRuntime:
 
         Raises:
             NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
+            NotFound: The options name a checkpoint that is not stored.
             ValueError: The command has an update or a goto that no graph can apply.
         """
         if interrupt_id is None:
             resume = value
         else:
             resume = {interrupt_id: value}
-        if interrupt_id is not None or is_by_name(resume):
-            interrupt_ids = list(resume)
-        else:
-            interrupt_ids = []
+        interrupt_ids = [interrupt_id] if interrupt_id is not None else _list_named(resume)
+        if command is not None:
+            check_command(command)
         if not command:
             payload = {RESUME: resume}
         else:
-            check_command(command)
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:
@@ -533,3 +540,8 @@ class TenantRuntime:
         if graph not in self._context.agents:
             raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._context.agents)}")
         return graph
+
+
+def _list_named(resume: Any) -> list[str]:
+    """Return the ids of the interrupts that an answer names."""
+    return list(resume) if is_by_name(resume) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
@@ -67,7 +67,7 @@ def message_of(
 
     Raises:
         ValueError: The key is empty, or the channel does not match the webhook option.
-        TypeError: The key is not text.
+        TypeError: The key or the channel is not text.
         Unserialisable: The payload or an option is not plain JSON data.
         TooLarge: They exceed ``MESSAGE_MAX``.
     """
@@ -75,6 +75,7 @@ def message_of(
         require_text("dedupe_key", dedupe_key)
         if not dedupe_key:
             raise ValueError("dedupe_key is empty; give the sender's key of the message, or None")
+    require_text("channel", channel)
     if (channel == WEBHOOK) != (options.webhook is not None):
         raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
     stored = options.dump()
@@ -91,7 +92,10 @@ def options_of(config: Mapping[str, Any] | None, options: Options | None) -> Opt
 
     Raises:
         ValueError: The config is given twice.
+        TypeError: The options are not ``Options``.
     """
+    if options is not None and not isinstance(cast(object, options), Options):
+        raise TypeError(f"options is perdure.runtime.Options(…), not {type(options).__name__}")
     if config is None:
         return options or Options()
     if options is not None and options.config:

@@ -14,12 +14,9 @@ from typing import Any
 
 from perdure.errors import NotFound
 from perdure.runtime import Runtime
+from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.documents import TenantDocuments, Versioned
 from perdure.server.auth.identity import Refusal
-
-NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
-"""UUID namespace of the default assistants' ids, the same as of LangGraph's server: ids that clients have
-stored stay valid."""
 
 NONE_TO_RUN = "Thread or assistant not found."
 """Error text of LangGraph's server for a run whose thread or assistant does not exist."""
@@ -61,12 +58,12 @@ class Assistants:
         self._runtime = runtime
         self._configs = configs or {}
         self._descriptions = descriptions or {}
-        self._graph_of_default = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
+        self._graph_of_default = {make_default_id(name): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:
         """Return the id for an id or a graph's name, None if it can be neither."""
         if named in self._runtime.graphs:
-            return str(uuid.uuid5(NAMESPACE, named))
+            return make_default_id(named)
         try:
             return str(uuid.UUID(named))
         except ValueError:

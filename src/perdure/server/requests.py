@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from contextvars import ContextVar
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 import ormsgpack
@@ -21,6 +22,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perdure.model.arguments import check_run_config
+from perdure.model.filters import has_more_than
+from perdure.model.runs.messages import replace_surrogates
 from perdure.model.runs.payloads import check_command, holds_anything
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
@@ -38,36 +41,27 @@ RunMode = Literal[
 RUN_MODES: tuple[RunMode, ...] = RunMode.__args__  # type: ignore[attr-defined]
 
 
-def check_text(data: Any) -> Any:
-    """Return the data unchanged. ``ValueError`` if a text in it, or in a list in it, contains a lone
-    surrogate: JSON permits these, and no database stores them."""
-    for name, value in data.items() if isinstance(data, dict) else ():
-        for text in value if isinstance(value, list) else (value,):
-            if isinstance(text, str):
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    raise ValueError(f"{name} holds half of a character (a lone surrogate)") from None
-    return data
-
-
 _INTEGERS = range(-(2**63), 2**64)
 """Integers that a value of a graph can have: MessagePack supports no others."""
 
+_NOT_FINITE = (b"\xcb\x7f\xf0", b"\xcb\xff\xf0", b"\xcb\x7f\xf8", b"\xcb\xff\xf8")
+"""Beginnings of the infinite numbers and of NaN in MessagePack. Bytes of another number may be the same."""
 
-def check_numbers(data: Any) -> Any:
-    """Return the data unchanged. ``ValueError``, with the place, if an integer at any depth has more than
-    64 bits: the run would otherwise fail later."""
+
+def check_values(data: Any) -> Any:
+    """Return the data unchanged. ``ValueError``, with the place, if a value at any depth cannot be stored, or
+    cannot be shown to all clients again: text with half of a character, an integer of more than 64 bits, a
+    number that is not finite."""
     try:
-        ormsgpack.packb(data)
+        packed = ormsgpack.packb(data)
+        if not any(beginning in packed for beginning in _NOT_FINITE):
+            return data
     except (ormsgpack.MsgpackEncodeError, TypeError):
-        # The error does not name the place, and may have another cause than an integer.
-        if (place := _find_long_integer(data)) is not None:
-            raise PydanticCustomError(
-                "integer_size",
-                "{place} is a whole number with more than 64 bits, which cannot be stored; send it as text",
-                {"place": place},
-            ) from None
+        # The error does not name the place, and may have another cause.
+        pass
+    if (found := _find_unfit(data)) is not None:
+        place, fault = found
+        raise PydanticCustomError("unfit_value", "{place} {fault}", {"place": place, "fault": fault})
     return data
 
 
@@ -95,20 +89,33 @@ _Place = tuple[Any, str | int]
 """Place of a value: the place of its container, None for the data as a whole, and its name or index there."""
 
 
-def _find_long_integer(data: Any) -> str | None:
-    """Return the place of an integer that has too many bits, or None."""
-    if isinstance(data, dict | list):
-        unchecked: list[tuple[Any, _Place | None]] = [(data, None)]
-    else:
-        unchecked = []
+def _find_unfit(data: Any) -> tuple[str, str] | None:
+    """Return the place of a value that cannot be stored, and what it is; None if there is none."""
+    unchecked: list[tuple[Any, _Place | None]] = [(data, None)]
     while unchecked:
         value, place = unchecked.pop()
-        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(part, dict | list):
-                unchecked.append((part, (place, name)))
-            elif isinstance(part, int) and part not in _INTEGERS:
-                return _write_place((place, name))
+        if (fault := _describe_unfit(value)) is not None:
+            return _write_place(place) or "it", fault
+        if isinstance(value, dict):
+            for name in value:
+                if (fault := _describe_unfit(name)) is not None:
+                    return _write_place((place, name)), f"is a name that {fault}"
+        if isinstance(value, dict | list):
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            unchecked += [(part, (place, name)) for name, part in parts]
     return None
+
+
+def _describe_unfit(value: Any) -> str | None:
+    match value:
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            return "holds half of a character (a lone surrogate), which cannot be stored; leave it out"
+        case int() if value not in _INTEGERS:
+            return "is a whole number with more than 64 bits, which cannot be stored; send it as text"
+        case float() if not isfinite(value):
+            return "is not a finite number, which cannot be stored; send it as text"
+        case _:
+            return None
 
 
 def _write_place(place: _Place | None) -> str:
@@ -116,7 +123,7 @@ def _write_place(place: _Place | None) -> str:
     while place is not None:
         place, name = place
         names.append(str(name))
-    return ".".join(reversed(names))
+    return replace_surrogates(".".join(reversed(names)))
 
 
 class Body(BaseModel):
@@ -125,8 +132,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     _has_depth = model_validator(mode="before")(check_depth)
-    _has_text = model_validator(mode="before")(check_text)
-    _has_numbers = model_validator(mode="before")(check_numbers)
+    _has_values = model_validator(mode="before")(check_values)
 
 
 def _to_list(value: Any) -> Any:
@@ -188,6 +194,16 @@ def _list_parts(container: Any) -> Iterable[Any]:
 Contents = Annotated[Conditions, AfterValidator(_check_lists)]
 """Content that the JSON data of an object has to have. Its lists are short: each of their entries is compared
 with each entry of a list in the data."""
+
+
+def _check_size(value: dict[str, Any]) -> dict[str, Any]:
+    if has_more_than(IDS_MAX, value):
+        raise ValueError(f"a filter has at most {IDS_MAX} conditions and values in all")
+    return value
+
+
+ItemFilter = Annotated[Contents, AfterValidator(_check_size)]
+"""Filter over the store's items, each of which is compared with all of it."""
 Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 

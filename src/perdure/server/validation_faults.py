@@ -23,6 +23,9 @@ def fault_text(fault: Any, *, before: str = "") -> str:
         text = f"{given} entries are given, and a request has at most {most} here; send several requests"
     elif fault["type"] == "literal_error":
         text = f"{_quote(fault['input'])} is none of {fault['ctx']['expected']}"
+    elif fault["type"] == "json_invalid":
+        # Its place is a position in the text.
+        return f"the body is not one JSON value ({fault['ctx']['error']} at character {where}); send JSON"
     if where:
         return f"{before}{where}: {text}"
     return text

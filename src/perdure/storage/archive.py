@@ -219,6 +219,8 @@ class Archive:
         if isinstance(effect, Stage):
             self._apply(effect.partition, effect.puts)
             return None
+        if isinstance(effect, Drop) and effect.if_empty:
+            return Committed()
         if isinstance(effect, Drop) and not effect.checks:
             self._roll_back(effect.partition)
             return Committed()

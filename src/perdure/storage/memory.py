@@ -86,6 +86,8 @@ class MemoryDriver:
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
     def _drop(self, effect: Drop) -> Committed | Refused:
+        if effect.if_empty:
+            return Committed()  # A partition without records is not found.
         for check in effect.checks:
             if not evaluation.holds(check, self._get_table(effect.partition, check.kind).get(check.key)):
                 return Refused(check.kind, check.key)
@@ -153,6 +155,8 @@ def _has_expired(record: Record, now: int) -> bool:
 
 def open_driver(url: str) -> MemoryDriver:
     """Return a new, empty driver at each call."""
+    if url.partition("://")[2]:
+        raise BadUrl("memory:// names no database, and keeps nothing; write memory:// alone")
     return MemoryDriver()
 
 

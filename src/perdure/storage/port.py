@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from perdure.errors import PerdureError
 from perdure.model.ops import ApplicationStatement, Commit, Committed, Fetch, Refused
 from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
 from perdure.storage.credentials import PasswordSource
+from perdure.storage.error_origins import note_origin
 from perdure.storage.own_threads import run_in_own_thread
 
 R = TypeVar("R")
@@ -133,6 +135,8 @@ class Capabilities:
             cannot do this, the name of the database.
         count_bytes: returns the size of the database in bytes, with indexes and free space, blocking, but
             without reading the data; ``None`` if the backend cannot tell the size.
+        cut_log: empties the log in which the backend keeps former states of records, blocking; returns False
+            if it could not, as others use the database. ``None`` if the backend has no such log.
         password: the source of the password, if a function or a provider returns it.
     """
 
@@ -152,6 +156,7 @@ class Capabilities:
     examiner: Examines | None = None
     statements: MakesStatements | str = "this database"
     count_bytes: Callable[[], int] | None = None
+    cut_log: Callable[[], bool] | None = None
     password: PasswordSource | None = None
 
     def vector_dims(self) -> int:
@@ -238,14 +243,18 @@ class WrappingDriver:
 def run(program: Program[R], driver: Driver) -> R:
     """Drive a program to its result, blocking."""
     step = advance(program)
-    while not isinstance(step, ProgramResult):
-        answer: Any = None
-        error: Exception | None = None
-        try:
-            answer = driver.perform(step)
-        except Exception as raised:
-            error = raised
-        step = advance(program, answer, error)
+    try:
+        while not isinstance(step, ProgramResult):
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = driver.perform(step)
+            except Exception as raised:
+                error = raised
+            step = advance(program, answer, error)
+    except PerdureError as raised:
+        note_origin(raised, driver, getattr(step, "partition", None))
+        raise
     return step.result
 
 
@@ -264,14 +273,18 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False,
         return advance(program, answer, error)
 
     step = await continue_with()
-    while not isinstance(step, ProgramResult):
-        answer: Any = None
-        error: Exception | None = None
-        try:
-            answer = await driver.aperform(step)
-        except Exception as raised:
-            error = raised
-        step = await continue_with(answer, error)
+    try:
+        while not isinstance(step, ProgramResult):
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = await driver.aperform(step)
+            except Exception as raised:
+                error = raised
+            step = await continue_with(answer, error)
+    except PerdureError as raised:
+        note_origin(raised, driver, getattr(step, "partition", None))
+        raise
     return step.result
 
 

@@ -79,7 +79,7 @@ class Queue:
         )
         return self.run(accept.store(known), between)
 
-    def read_asked(self) -> Program[Asked]:
+    def read_asked(self, checkpoint_id: str | None = None, /) -> Program[Asked]:
         """Return what the run that waits has noted: these threads have no checkpoints."""
         (found,) = yield from ask(Fetch(HERE, (Get(RUN, (self.lane().waiting or "",)),)))
         noted = (run.note.get("interrupts", ()) for run in map(Run.read, found))

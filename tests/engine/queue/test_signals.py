@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from perdure.engine.queue.signals import EARLY_MOST, Signal, Signalled, signal_key
+from perdure.engine.queue.waits import read_early_signals
 from perdure.errors import NotFound, QueueFull, TooLarge
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
-from perdure.model.records import DEDUPE, DOCUMENT
-from perdure.model.runs.messages import WAITING
+from perdure.model.records import DEDUPE, DOCUMENT, RUN
+from perdure.model.runs.messages import INTERRUPTED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.waits import Wait, with_waits
 from tests.engine.queue.queues import HERE, Queue
-from tests.engine.queue.test_waits import asking, messages, timer, wake
+from tests.engine.queue.test_waits import asking, asks, messages, timer, wake
 
 
 @pytest.fixture
@@ -166,3 +167,52 @@ def test_a_signal_and_its_deadline_give_one_answer(queue: Queue) -> None:
     assert given(queue) == [{"a": 1}]
     queue.finish(queue.held())
     assert send(queue).accepted is None, "a late one is kept for the next wait"
+
+
+@pytest.mark.parametrize("is_kept_first", [False, True])
+def test_a_signal_whose_run_was_rolled_back_is_kept_before_later_ones(
+    queue: Queue, is_kept_first: bool
+) -> None:
+    if is_kept_first:
+        queue.accept()
+        send(queue, value=1, key="k", to_all=False)
+        begun = {"a": for_signal()}
+        queue.finish(queue.held(), WAITING, **with_waits({"interrupts": [{"id": "a"}]}, begun))
+        wake(queue)
+    else:
+        asking(queue, a=for_signal())
+        send(queue, value=1, key="k", to_all=False)
+    held = queue.held()
+    send(queue, value=2)
+    queue.finish(held, ROLLED_BACK)
+    (document,) = queue.rows(DOCUMENT)
+    kept = [(one.value, one.to_all) for one in read_early_signals((document,))]
+    assert kept == [(1, False), (2, True)]
+    assert queue.rows(DEDUPE) == ()
+    again = send(queue, value=1, key="k")
+    assert (again.accepted, again.is_duplicate) == (None, True), "its sender's repetition has no effect"
+    queue.accept()
+    asks(queue, b=for_signal())
+    assert wake(queue).signal == "paid"
+    assert given(queue)[-1] == {"b": 1}
+    assert send(queue, value=1, key="k").accepted is not None
+
+
+def test_a_signal_whose_run_was_not_rolled_back_is_used_up(queue: Queue) -> None:
+    asking(queue, a=for_signal())
+    send(queue, key="k")
+    queue.finish(queue.held(), INTERRUPTED)
+    assert queue.rows(DOCUMENT) == ()
+    assert send(queue, key="k").is_duplicate
+
+
+def test_a_signal_that_a_thread_has_no_room_to_keep_again_is_in_the_note_of_its_run(queue: Queue) -> None:
+    asking(queue, a=for_signal())
+    send(queue, value="x" * 200_000)
+    held = queue.held()
+    send(queue, "other", value="x" * 200_000)
+    queue.finish(held, ROLLED_BACK)
+    (document,) = queue.rows(DOCUMENT)
+    assert [one.name for one in read_early_signals((document,))] == ["other"]
+    run = next(run for run in map(Run.read, queue.rows(RUN)) if run.state == ROLLED_BACK)
+    assert run.note["not_given_back"].startswith("paid: ")

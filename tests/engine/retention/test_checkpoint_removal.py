@@ -218,6 +218,25 @@ def count(db: perdure.SyncDatabase) -> dict[str, int]:
     return {kind.name: len(rows(db, ADA, kind)) for kind in (HEAD, CHECKPOINT, WRITE)}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"strategy": "delete", "keep_last": 2}, ValueError, "keeps no checkpoint; leave out keep_last"),
+        ({"strategy": "all", "keep_last": 2}, ValueError, "'all' is unknown"),
+        ({"keep_last": 0}, ValueError, "keep_last is at least 1"),
+        ({"keep_last": 1.5}, TypeError, "keep_last is a whole number, not 1.5"),
+    ],
+)
+def test_what_contradicts_itself_prunes_nothing(
+    arguments: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    db = opened(filled())
+    before = count(db)
+    with pytest.raises(error, match=says):
+        db.checkpointer().prune(["ada"], **arguments)
+    assert count(db) == before
+
+
 @pytest.mark.parametrize("keep", [1, 40, 120])
 def test_a_thread_with_more_heads_than_a_commit_has_room_is_pruned(keep: int) -> None:
     db = opened(filled())

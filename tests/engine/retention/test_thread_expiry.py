@@ -122,13 +122,18 @@ def test_what_happens_to_a_thread_follows_from_its_own_end_its_policy_and_the_us
     thread = replace(thread, has_document=thread.has_document or thread.ttl is not None)
     rules = RetentionRules(default, {"named": named}, usual_ttl=usual)
     clocks = Clocks(database, host)
+    own = thread.ttl if thread.ttl and thread.ttl["expires_at"] <= database else None
     if thread.metadata.get("retention") == "unknown":
-        with pytest.raises(LookupError):
-            thread.decide(rules, clocks)
+        # Only what comes before the policy decides.
+        if own is None or thread.is_busy or (own["strategy"] == "delete" and thread.is_tagged):
+            with pytest.raises(LookupError):
+                thread.decide(rules, clocks)
+        else:
+            ended = EXPIRED if own["strategy"] == "delete" else Retention(keep_last=1)
+            assert thread.decide(rules, clocks) == ended
         return
     policy = named if thread.metadata else default
     is_kept = thread.is_tagged and (policy is None or policy.keep_tagged)
-    own = thread.ttl if thread.ttl and thread.ttl["expires_at"] <= database else None
     # Both ends count from a checkpoint, a minute after which either clock may be the one that is slow.
     is_idle = thread.ttl is None and thread.active_at == 0 and min(database, host) >= 60_000_000
     is_usual = is_idle and usual is not None and not thread.has_document
@@ -147,6 +152,26 @@ def test_what_happens_to_a_thread_follows_from_its_own_end_its_policy_and_the_us
         wanted = Retention(keep_last=1)
     assert thread.decide(rules, clocks) == wanted
     assert thread.decide(replace(rules, only_default=True), clocks) == default
+
+
+@given(
+    THREADS,
+    st.none() | POLICIES,
+    POLICIES,
+    st.none() | st.builds(ThreadTtl, st.just(1.0), strategy=STRATEGIES),
+    st.sampled_from([0, 30, 59_999_999, 60_000_000]),
+)
+def test_a_thread_that_reads_as_absent_is_removed(
+    thread: ExpiryFacts, default: Retention | None, named: Retention, usual: ThreadTtl | None, now: int
+) -> None:
+    rules = RetentionRules(default, {"named": named}, thread_ttl=True, usual_ttl=usual)
+    try:
+        end = thread.expires_at(rules)
+    except LookupError:
+        # The driver shows it.
+        end = None
+    if end is not None and end <= now:
+        assert thread.decide(rules, Clocks(now, now)) == EXPIRED
 
 
 def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:

@@ -121,3 +121,7 @@ def test_earlier_checkpoints_have_their_own_values() -> None:
 def test_bytes_are_text_in_base64(value: bytes) -> None:
     assert base64.b64decode(text_of(value)) == value
     assert PlainSerde().unpack(PlainSerde().pack({"a": [1, None]})) == {"a": [1, None]}
+
+
+def test_half_of_a_character_is_read_as_it_was_stored() -> None:
+    assert PlainSerde().unpack(PlainSerde().pack(["cut \ud83d"])) == ["cut \ud83d"]

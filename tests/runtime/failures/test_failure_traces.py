@@ -99,3 +99,13 @@ def test_it_is_stored_with_the_run_and_not_sent_to_clients(near: Storage) -> Non
             assert b"in second" not in told
 
     go(asyncio.wait_for(main(), 60))
+
+
+def test_an_error_whose_text_cannot_be_made_has_its_type() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    note = make_failure_note(Mute())
+    assert note["error"] == "Mute: (its text cannot be read: RuntimeError)"
+    assert note["traceback"].startswith(note["error"])

@@ -60,7 +60,7 @@ def settings(**limits: SharedLimit) -> Settings:
     return Settings(limits=limits, poll=0.05, attempts=2)
 
 
-def of(user: str) -> dict[str, Any]:
+def of(user: str | int) -> dict[str, Any]:
     return {"configurable": {"user_id": user}}
 
 
@@ -81,6 +81,27 @@ def test_every_backend_holds_runs_to_a_concurrency(backend: str) -> None:
 
     with EMPTY[backend]() as url:
         asyncio.run(main(url))
+
+
+@pytest.mark.parametrize("users", [("1", "2"), (1, 2)])
+def test_users_have_places_of_their_own_also_if_their_ids_are_numbers(
+    users: tuple[Any, Any],
+) -> None:
+    async def main() -> None:
+        office = Office()
+        office.gate.clear()
+        limit = SharedLimit(of="run", concurrency=1, by=("user",), refuse=True)
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, office.graph(), settings=settings(each=limit)) as runtime,
+        ):
+            for user in users:
+                await runtime.submit(f"of {user}", {"said": ""}, config=of(user))
+            with pytest.raises(LimitReached, match="of user '1' is reached"):
+                await runtime.submit("again", {"said": ""}, config=of(users[0]))
+            office.gate.set()
+
+    asyncio.run(main())
 
 
 def test_a_run_that_waits_has_no_slot_no_lease_and_no_attempt() -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.channels import UntrackedValue
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
@@ -404,6 +405,7 @@ def test_the_recursion_limit_stays_the_runs(memory: Storage) -> None:
             run = await runtime.wait(first, 30)
             assert (run.state, run.last) == ("failed", 2)
             assert "GraphRecursionError" in run.note["kind"]
+            assert "Recursion limit of 9 reached" in run.note["error"], "not the rest of it"
         assert len(tools.visits) <= 10
 
     go(main())
@@ -423,6 +425,47 @@ def test_a_run_without_a_recursion_limit_gets_none(memory: Storage) -> None:
             assert (run.state, run.last) == ("done", 2)
         # LangChain's default, 25, is not the one of LangGraph.
         assert len(tools.visits) > 30
+
+    go(main())
+
+
+class Connected(MessagesState, total=False):
+    """A conversation with what is kept for one call of the graph alone."""
+
+    client: Annotated[Any, UntrackedValue]
+    tries: Annotated[Any, UntrackedValue(int, guard=False)]
+
+
+def test_an_untracked_value_lasts_for_the_whole_run_and_no_longer(near: Storage) -> None:
+    async def main() -> None:
+        gate, begun = asyncio.Event(), asyncio.Event()
+        seen: list[tuple[Any, Any, int]] = []
+
+        async def connect(state: Connected) -> dict[str, Any]:
+            begun.set()
+            await gate.wait()
+            return {"client": object(), "tries": state.get("tries", 0) + 1}
+
+        def use(state: Connected) -> dict[str, Any]:
+            seen.append((state.get("client"), state.get("tries"), len(state["messages"])))
+            return {"tries": state.get("tries", 0) + 1}
+
+        builder = StateGraph(Connected).add_sequence([("connect", connect), ("use", use), ("end", use)])
+        graph = builder.add_edge(START, "connect").compile()
+        async with working(near.database(), graph) as runtime:
+            first = await runtime.accept("ada", "one")
+            await begun.wait()
+            await runtime.accept("ada", "two", strategy="steer")
+            await eventually(lambda: wanted(runtime, "ada"))
+            gate.set()
+            assert (await runtime.wait(first, 30)).last == 2
+            await runtime.wait(await runtime.accept("ada", "three"), 30)
+        clients, tries, messages = zip(*seen, strict=True)
+        assert messages == (2, 2, 3, 3)
+        assert tries == (1, 2, 1, 2), "the next run begins without it"
+        assert None not in clients
+        assert clients[0] is clients[1]
+        assert clients[1] is not clients[2]
 
     go(main())
 

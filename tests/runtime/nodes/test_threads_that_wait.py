@@ -116,7 +116,7 @@ def test_a_copy_sleeps_until_it_is_run_and_has_no_signal_of_the_original(near: S
             assert (await runtime.wait(await runtime.submit("copy", None))).state == WAITING
             advance(runtime)
             await reach(runtime, 2, WAITING, "copy")
-            assert woken(near, "copy") == [None]
+            assert woken(near, "copy") == [True]
             await runtime.signal("copy", "paid", 8)
             await reach(runtime, 3, DONE, "copy")
         assert (await values(database, graph, "t"))["notes"] == ["slept", 7]

@@ -13,7 +13,7 @@ from tests.runtime.graphs import Storage, Talk, eventually, go, settings, workin
 QUICK = settings(lease=1.0)
 
 
-async def _submit(runtime: Runtime, thread: str, text: str, user: str, **more: Any) -> Any:
+async def _submit(runtime: Runtime, thread: str, text: str, user: str | int, **more: Any) -> Any:
     said = {"messages": [{"role": "user", "content": text}]}
     return await runtime.submit(thread, said, config={"configurable": {"user_id": user}}, **more)
 
@@ -51,6 +51,17 @@ def test_runs_of_a_user_end_and_those_of_others_go_on(storage: Storage, talk: Ta
             assert (only.user, only.was_open) == ("bob", True)
             assert (await runtime.wait(other, 30)).state == "interrupted"
             assert await _stop(storage) == []
+
+    go(main())
+
+
+def test_runs_of_a_user_whose_id_is_a_number_end(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(near.database(), talk.graph, settings=QUICK) as runtime:
+            later = await _submit(runtime, "one", "later", 42, delay=3600)
+            await _submit(runtime, "two", "later", 43, delay=3600)
+            (ended,) = await _stop(near, user="42")
+            assert (ended.thread_id, ended.run_id, ended.user) == ("one", later.id, "42")
 
     go(main())
 

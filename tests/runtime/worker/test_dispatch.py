@@ -23,6 +23,8 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.testing.conformance import rows
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, stored, working
 
+pytestmark = pytest.mark.usefixtures("each_loop")
+
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 POISONED = 40
 
@@ -219,5 +221,47 @@ def test_a_runtime_that_was_not_entered_accepts_without_a_try_to_work(memory: St
         assert heard.count("worker.error") == 0
         async with working(database, talk.graph) as worker:
             assert (await worker.wait(ticket, 30)).state == "done"
+
+    go(main())
+
+
+@pytest.mark.parametrize("delay", [1e-9, 0.0001, 0.0004, 0.0006, 0.0014])
+def test_a_message_that_is_due_in_a_moment_is_served_then_and_delays_no_later_one(
+    near: Storage, talk: Talk, delay: float
+) -> None:
+    heard = Heard()
+
+    async def main() -> None:
+        seldom = settings(poll=3600.0)
+        async with working(near.database(), talk.graph, settings=seldom, observers=[heard]) as runtime:
+            first = await runtime.submit("ada", {"messages": [("user", "one")]}, delay=delay)
+            assert (await runtime.wait(first, 30)).state == "done"
+            second = await runtime.submit("bob", {"messages": [("user", "two")]}, delay=0.05)
+            assert (await runtime.wait(second, 30)).state == "done"
+            third = await runtime.accept("eve", "three", debounce=0.05)
+            assert (await runtime.wait(third, 30)).state == "done"
+        assert heard.count("worker.error") == 0
+
+    go(main())
+
+
+def test_only_timers_that_have_not_ended_are_kept(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        served: list[str] = []
+
+        async def serve(partition: Partition) -> bool:
+            served.append(partition.thread)
+            return False
+
+        dispatch = Dispatch(Runtime(memory.database(), talk.graph)._context)
+        dispatch.start({IN: serve})
+        for delay in (0.0, 0.0001, 0.001, 0.002):
+            dispatch.serve_later((Partition("", f"after {delay}"), IN), delay)
+        dispatch.serve_later((Partition("", "late"), IN), 3600.0)
+        await eventually(lambda: len(served) == 4)
+        assert len(dispatch._timers) == 1
+        dispatch.stop()
+        assert not dispatch._timers
+        assert "late" not in served
 
     go(main())

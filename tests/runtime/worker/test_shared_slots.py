@@ -18,6 +18,8 @@ from perdure.model.runs.messages import Run
 from perdure.runtime import Options, Runtime, StreamOptions
 from tests.runtime.graphs import Storage, go, settings, working
 
+pytestmark = pytest.mark.usefixtures("each_loop")
+
 
 class Numbers(TypedDict, total=False):
     depth: int

@@ -539,3 +539,49 @@ async def test_a_server_that_stops_says_so_and_another_goes_on(url: str) -> None
             events = [MessageToDict(one) async for one in talk.client.subscribe(request)]
             assert events[-1]["statusUpdate"]["status"]["state"] == COMPLETED
         assert text_of(await talk.get(task["id"])) == "rested"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@run
+async def test_a_message_that_is_not_what_it_seems_is_refused_before_a_run(version: str) -> None:
+    """The protocol's own client cannot send these."""
+    is_old = version == "0.3"
+    role, file = ("user", "bytes") if is_old else ("ROLE_USER", "raw")
+
+    def sent(part: Any, role: str = role, **others: Any) -> dict[str, Any]:
+        return {"message": {"messageId": "1", "contextId": "c", "role": role, "parts": [part]}, **others}
+
+    def holding(data: str) -> Any:
+        return {"kind": "file", "file": {file: data}} if is_old else {file: data}
+
+    text = {"kind": "text", "text": "x"} if is_old else {"text": "x"}
+    other = "agent" if is_old else "ROLE_AGENT"
+    method = "message/send" if is_old else "SendMessage"
+    wrong = [
+        (sent(holding("!!!!")), "part 0 of the message is not base64"),
+        (sent(holding("QUJD\u00e9")), "part 0 of the message is not base64"),
+        (sent(holding("QUJDR")), "part 0 of the message is not base64"),
+        (sent(text, other), "has the role ROLE_USER"),
+        (sent(text, configuration={"historyLength": -1}), "historyLength is 0 or more, not -1"),
+    ]
+    async with (
+        serving("memory://", of=graphs()) as served,
+        httpx.AsyncClient(base_url=served.url, headers={"A2A-Version": version}) as client,
+    ):
+
+        async def ask(params: Any, method: str = method) -> Any:
+            body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+            return (await client.post("/a2a/chat", json=body)).json()
+
+        for params, says in wrong:
+            answer = await ask(params)
+            assert (answer["id"], answer["error"]["code"]) == (7, -32602)
+            assert says in answer["error"]["message"]
+        assert (await client.get("/threads/c")).status_code == 404, "nothing was accepted"
+        for data in ("QUJD", "QUI=", "QU\nI=", *(() if is_old else ("QUI", "_-8="))):
+            assert "result" in await ask(sent(holding(data)))
+        if not is_old:
+            task = (await ask(sent(text)))["result"]["task"]["id"]
+            for method, params in (("GetTask", {"id": task}), ("ListTasks", {"contextId": "c"})):
+                answer = await ask({**params, "historyLength": -2}, method)
+                assert answer["error"]["code"] == -32602

@@ -5,6 +5,7 @@ Covers perdure.server.a2a.tasks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from a2a.utils.errors import TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+from typing_extensions import TypedDict
 
 import perdure
 from perdure import admin
@@ -76,6 +79,66 @@ async def test_a_task_is_found_after_its_thread_was_handed_over(tmp_path: Path) 
         for gone in (other["id"], f"{other['id'].partition(':')[0]}:{begun['contextId']}"):
             with pytest.raises(TaskNotFoundError):
                 await talk.get(gone)
+
+
+def _nested(levels: int, value: Any) -> Any:
+    for level in range(levels):
+        value = {"a": value} if level % 2 else [value]
+    return value
+
+
+ODD: dict[str, Any] = {
+    "half a character": "cut \ud83d",
+    "half a character in data": {"a": ["cut \ud83d"]},
+    "100 levels": _nested(100, 1),
+    "100 levels of objects": {"a": _nested(99, "deep")},
+    "240 levels": _nested(240, 1),
+    "the deepest data": _nested(30, 1),
+    "numbers": [float("nan"), 2**63],
+}
+
+
+class _Held(TypedDict, total=False):
+    word: str
+    held: Any
+
+
+async def _hold(state: _Held) -> dict[str, Any]:
+    how, _, name = state["word"].partition(":")
+    if how == "ask":
+        return {"held": interrupt(ODD[name])}
+    if how == "boom":
+        raise ValueError(ODD[name])
+    return {"held": ODD.get(name)}
+
+
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+@run
+async def test_no_value_of_a_graph_hides_its_task_or_the_others_of_its_context(version: str) -> None:
+    graph = StateGraph(_Held).add_node("hold", _hold).add_edge(START, "hold").compile()
+    state_of = {
+        "value": "TASK_STATE_COMPLETED",
+        "ask": "TASK_STATE_INPUT_REQUIRED",
+        "boom": "TASK_STATE_FAILED",
+    }
+    async with (
+        serving("memory://", of={"odd": graph}, attempts=1) as served,
+        talking(served.url, "odd", version=version) as talk,
+    ):
+        for how, state in state_of.items():
+            for name in ODD:
+                first = await talk.task(data={"word": "value:none"})
+                place = {"context": first["contextId"]}
+                task = await talk.task(data={"word": f"{how}:{name}"}, **place)
+                assert task["status"]["state"] == state, (how, name)
+                assert (await talk.get(task["id"]))["status"] == task["status"]
+                if version == "1.0":
+                    assert await _listed(talk, first["contextId"]) == [task["id"], first["id"]]
+                await talk.task(data={"word": "value:none"}, **place)
+        cut = await talk.task(data={"word": "ask:half a character"})
+        assert cut["status"]["message"]["parts"][0]["text"] == "cut \ufffd"
+        deep = await talk.task(data={"word": "ask:100 levels"})
+        assert json.loads(deep["status"]["message"]["parts"][0]["text"]) == ODD["100 levels"]
 
 
 class _Counting:

@@ -228,3 +228,24 @@ async def test_a_run_that_stores_no_checkpoint_has_the_result_of_the_one_it_star
         assert row(await client.runs.join(thread, latest["run_id"])) == left
         await client.threads.update_state(thread, {"answers": ["again"]}, as_node="left")
         assert row(await client.runs.join(thread, latest["run_id"])) == left
+
+
+@near
+@run
+async def test_an_answer_is_taken_once_at_each_checkpoint(server: Server) -> None:
+    async with server.client() as client:
+        thread = await new(client)
+        await client.runs.wait(thread, "ask", input=said("hello"))
+        old = row(await client.threads.get_state(thread))["checkpoint"]
+
+        async def answered(word: str) -> Any:
+            return await client.runs.wait(thread, "ask", command={"resume": word}, checkpoint=old)
+
+        assert heard(await answered("yes"))[-1] == "you said yes"
+        for _ in range(2):
+            # It is not the latest checkpoint any more, and its question has an answer.
+            with pytest.raises(httpx.HTTPStatusError, match="409"):
+                await answered("no")
+        await client.runs.wait(thread, "ask", input=None, checkpoint=old)
+        values = await client.runs.wait(thread, "ask", command={"resume": "no"})
+        assert heard(values) == ["hello", "you said no"]

@@ -192,6 +192,21 @@ async def test_q01_history_before_takes_an_id_a_reference_and_a_config(server: S
 
 
 @run
+async def test_q01_history_is_filtered_by_each_metadata_that_it_shows(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        await client.runs.wait(thread_id, "aware", input=said("x"))
+        shown = rows(await client.threads.get_history(thread_id))
+        assert len(shown) > 1
+        for name, value in shown[0]["metadata"].items():
+            if isinstance(value, str | int):
+                having = [each for each in shown if each["metadata"].get(name) == value]
+                found = rows(await client.threads.get_history(thread_id, metadata={name: value}))
+                assert found == having, name
+        assert await client.threads.get_history(thread_id, metadata={"thread_id": "other"}) == []
+
+
+@run
 async def test_q01_history_of_a_subgraph(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)

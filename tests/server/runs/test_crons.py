@@ -192,6 +192,7 @@ async def test_the_routes_of_crons_do_what_the_client_s_methods_say(url: str) ->
     [
         ({"schedule": "often"}, "'often' is not a cron schedule"),
         ({"schedule": "0 9 * * *", "timezone": "Mars"}, "'Mars' is not a time zone"),
+        ({"schedule": "0 9 * * *", "timezone": ""}, "timezone: String should have at least 1 character"),
         ({"schedule": "0 9 * * *", "end_time": "2001-01-01T00:00:00"}, "no time between now and its end"),
         ({"schedule": "0 9 * * *", "end_time": "soon"}, "end_time"),
         ({"schedule": "0 9 * * *", "end_time": "9999-12-31T23:59:59-12:00"}, "years 1 to 9999"),
@@ -353,9 +354,9 @@ async def _expire(server: Served, thread: str) -> None:
     await (await server.client()).threads.update(thread, metadata={}, ttl={"ttl": 0.001})
 
     async def is_gone() -> bool:
-        # The server's own sweep may have the thread in hand.
+        # The server's own sweep may have the thread in hand, which reads as absent before that.
         await server.host.runtime.database.apply_retention()
-        return not await (await server.client()).threads.search(ids=[thread])
+        return not await (await server.client()).crons.search(thread_id=thread)
 
     await until(is_gone)
 
@@ -490,3 +491,19 @@ async def test_a_start_that_is_repeated_is_one_run(url: str) -> None:
 
         await until(moved)
         assert len(await client.runs.list(thread)) == 1
+
+
+@run
+async def test_the_thread_of_a_cron_may_be_named_in_the_query_or_the_body(url: str) -> None:
+    async with serving(url) as server:
+        client, http = await server.client(), await server.http()
+        thread = (await client.threads.create())["thread_id"]
+        cron = {"assistant_id": "aware", "schedule": "0 9 * * *", "input": said("x")}
+        for query, body in (({}, {"thread_id": thread}), ({"context_id": thread}, {})):
+            made = await http.post("/runs/crons", params=query, json={**cron, **body})
+            assert made.json()["thread_id"] == thread
+        for given, status in (("nonexist", 404), ("", 422), (5, 422)):
+            refused = await http.post("/runs/crons", json={**cron, "thread_id": given})
+            assert refused.status_code == status, refused.text
+        assert len(await client.crons.search()) == 2
+        assert (await http.post("/runs/crons", json=cron)).json()["thread_id"] is None

@@ -20,6 +20,7 @@ from perdure.model.ops import (
     Commit,
     Committed,
     Delete,
+    Drop,
     Fetch,
     FindExpired,
     FindItems,
@@ -266,6 +267,19 @@ def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partitio
         out += page
         after = page[-1]
     return out
+
+
+def remove_empty_names(
+    tenant: str, prefix: Labels, is_wanted: Callable[[Labels], bool] = lambda _: True
+) -> Program[None]:
+    """Remove from the catalogue the names of namespaces within a prefix that hold nothing, as names may be
+    personal data. A namespace that is written to meanwhile stays."""
+    after: Partition | None = None
+    while page := (yield from _list_page(tenant, prefix, after)):
+        for partition in page:
+            if is_wanted(labels_of(partition.thread)):
+                yield from ask(Drop(partition, if_empty=True))
+        after = page[-1]
 
 
 def _read_headers(

@@ -187,7 +187,11 @@ class Accept:
         waiting = [
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]
-        return [message.withdraw(self.strategy).put(Expect.PRESENT) for message in waiting]
+        # A signal comes from somebody else than a message: it is kept again, for the next wait.
+        return [
+            message.withdraw(ROLLBACK if message.is_signal else self.strategy).put(Expect.PRESENT)
+            for message in waiting
+        ]
 
 
 def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
@@ -417,12 +421,12 @@ def withdraw_postponed(lane: Lane, message: Message, how: Stop, now: int, fresh:
 def _end_withdrawn(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
     """Return the inbox after messages were withdrawn, and the operations for their runs.
 
-    If nothing else is pending, no run is open and no channel awaits a reply, their runs are recorded as over
-    at once and need no worker.
+    If nothing else is pending, no run is open, no channel awaits a reply and none is a signal, which is kept
+    again, their runs are recorded as over at once and need no worker.
     """
     if lane.run_id is not None or lane.pending != len(withdrawn) or len(withdrawn) > _ALONE_MAX:
         return lane, []
-    if any(message.channel for message in withdrawn):
+    if any(message.channel or message.is_signal for message in withdrawn):
         return lane, []
     return lane.complete(lane.last), [
         _make_withdrawn_run(message, lane.epoch, now).put() for message in withdrawn

@@ -7,9 +7,9 @@ replaced the question, so that the people who got the question learn that it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue.latest_checkpoint import read_latest_checkpoint
@@ -23,7 +23,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
-from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
+from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Mode, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
@@ -47,27 +47,37 @@ CLOSING_ORD = 1 << 20
 
 
 class Asked(NamedTuple):
-    """Questions of the latest checkpoint of a thread.
+    """Questions of a checkpoint of a thread.
 
     Attributes:
-        head: the version of the record that names the checkpoint, ``None`` if there is none.
-        interrupts: ids of the interrupts that have no answer.
+        head: the version of the record that names the latest checkpoint, ``None`` if there is none.
+        interrupts: ids of the checkpoint's interrupts that have no answer.
         renamed: further ids under which clients may know the interrupts, because a node was renamed since.
+        is_latest: false for the questions of an older checkpoint.
+        waits: of an older checkpoint, the interrupts of sleeps and of waits for signals, which no person
+            answers; of the latest one, these are known from the run that asked.
     """
 
     head: int | None = None
     interrupts: tuple[str, ...] = ()
     renamed: tuple[str, ...] = ()
+    is_latest: bool = True
+    waits: tuple[str, ...] = ()
 
 
 NEWEST = Range(RUN, by="first", reverse=True, limit=10)
 """The newest runs, one of which may have asked a question that a rollback reopened."""
 
-ReadAsked = Callable[[], Program[Asked]]
-"""Reads what a thread asks now."""
+
+class ReadAsked(Protocol):
+    """Reads what a thread asks now, or what it asks at a checkpoint."""
+
+    def __call__(self, checkpoint_id: str | None = None, /) -> Program[Asked]:
+        """Read the questions; raise ``NotFound`` if the checkpoint is not stored."""
+        ...
 
 
-def ask_nothing() -> Program[Asked]:
+def ask_nothing(checkpoint_id: str | None = None, /) -> Program[Asked]:
     """Return no questions, for a thread that asks nothing."""
     yield from ()
     return Asked()
@@ -89,8 +99,8 @@ class OpenQuestion(NamedTuple):
     def unanswerable_ids(self) -> frozenset[str]:
         """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
         if self.run is None:
-            return frozenset()
-        return find_unanswerable(self.run.note)
+            return frozenset(self.asked.waits)
+        return find_unanswerable(self.run.note).union(self.asked.waits)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -136,7 +146,7 @@ def find_open_question(
     if lane.run_id is not None or lane.pending:
         return None, ()
     asked = yield from read_asked()
-    unchanged = (Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head),)
+    unchanged = (_check_head(asked),)
     is_asking = bool(asked.interrupts) or (yield from is_paused(partition, lane))
     facts = Facts(is_busy=False, is_asking=is_asking)
     if decide_question_state(facts) is not QuestionState.OPEN:
@@ -210,11 +220,28 @@ def address_answer(
     default with the channel of the run that asked. Return it with the check that the question is still the
     same.
 
+    An answer that starts from the latest checkpoint is an answer like any other. One that starts from an
+    older checkpoint, whose question has no answer, begins a fork there: it leaves the thread's question
+    behind, as a message does.
+
     Raises:
         NotWaiting: the thread has no question that may be answered now, or not the one that the answer names.
+        NotFound: the answer starts from a checkpoint that is not stored.
     """
     thread, named = partition.thread, message.options.get(ANSWERS, [])
-    question, unchanged = yield from find_open_question(partition, lane, read_asked)
+    start = message.options.get(START)
+    past = None
+    if start is not None and lane.run_id is None and not lane.pending:
+        asked_there = yield from read_asked(start)
+        if asked_there.is_latest:
+            # The run would otherwise begin there again at each attempt, also once an edit has moved the head.
+            message = replace(message, options=_without_start(message.options))
+        else:
+            past = yield from _find_past_question(partition, lane, asked_there, start)
+    if past is None:
+        question, unchanged = yield from find_open_question(partition, lane, read_asked)
+    else:
+        question, unchanged = past, (_check_head(past.asked),)
     if question is None:
         raise NotWaiting(
             f"thread {thread!r} waits for no answer: nothing interrupted it, it was answered already, or a "
@@ -253,7 +280,36 @@ def address_answer(
         graph, channel = (message.graph, "")
     else:
         graph, channel = (run.graph, run.channel)
-    return replace(message, graph=graph, channel=message.channel or channel, options=options), unchanged
+    mode: Mode = "answer" if past is None else "enqueue"
+    message = replace(message, graph=graph, channel=message.channel or channel, mode=mode, options=options)
+    return message, unchanged
+
+
+def _without_start(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != START}
+
+
+def _check_head(asked: Asked) -> Check:
+    return Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head)
+
+
+def _find_past_question(
+    partition: Partition, lane: Lane, asked: Asked, checkpoint_id: str
+) -> Program[OpenQuestion]:
+    """Return the question of an older checkpoint.
+
+    Raises:
+        NotWaiting: it asks nothing that has no answer. LangGraph would go on with the answer that is stored
+            there, and drop the new one.
+    """
+    if not asked.interrupts:
+        raise NotWaiting(
+            f"thread {partition.thread!r} waits for no answer at checkpoint {checkpoint_id!r}: it was "
+            "answered already, or asked nothing; nothing of this answer was stored. Run the graph from there "
+            "without input, so that it asks again, and answer that"
+        )
+    run = yield from find_asking_run(partition, lane._replace(waiting=None), asked.interrupts)
+    return OpenQuestion(asked, run)
 
 
 def describe_elsewhere(thread: str, what: str) -> str:
@@ -405,11 +461,12 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
     return frozenset(filter(stale.holds, latest))
 
 
-def release_answers(partition: Partition, run: Run) -> Program[bool]:
+def release_answers(partition: Partition, run: Run, start: str | None = None) -> Program[bool]:
     """Take back the answers of a run that failed or was stopped after applying them, so that the questions
     are open again as before. Everything else that the run stored stays.
 
-    A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it.
+    A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it. It
+    wrote on ``start``, if it started from an older checkpoint than the latest.
 
     Returns:
         False if there was nothing to take back.
@@ -425,11 +482,13 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
         head = Get(CHECKPOINT, (ROOT, view.head.checkpoint_id))
         checkpoint, heads = yield from ask(Fetch(partition, (head, Range(HEAD))))
         at_base = not _is_made_by(run, checkpoint)
+        root = start if start is not None and at_base else view.head.checkpoint_id
         ops: list[Op] = []
         tasks: set[str] = set()
         # Parents first: a subgraph is examined if its task still waits for an answer.
         for head_record in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
-            namespace, checkpoint_id = head_record.key[0], head_record.fields["checkpoint_id"]
+            namespace = head_record.key[0]
+            checkpoint_id = head_record.fields["checkpoint_id"] if namespace else root
             if not _is_to_examine(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))

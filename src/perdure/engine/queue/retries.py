@@ -211,8 +211,8 @@ class Retry:
                 options.pop(name, None)
             going_on = Message(self.new_id(), {INPUT: None}, run.graph, run.channel, "enqueue", options)
             return [going_on], (unmoved,)
-        if first.mode == "answer":
-            message = replace(first, id=self.new_id(), options=options, channel=run.channel)
+        if first.mode == "answer" or ANSWERS in options:
+            message = replace(first, id=self.new_id(), mode="answer", options=options, channel=run.channel)
             return (yield from self._answer_again(seen, message))
         return [
             replace(message, id=self.new_id(), options={**message.options, RETRY_OF: run.id})

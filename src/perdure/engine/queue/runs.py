@@ -32,9 +32,9 @@ leases."""
 _EXCUSED = "excused"
 """Key in the note of an open run: the epochs of the attempts that are not counted."""
 
-_ENDING_OPS = 7
+_ENDING_OPS = 10
 """Number of operations of the commit that ends a run, without its events and replies, and including one for a
-closing reply and one for its waits."""
+closing reply, one for its waits and three for a signal that it gives back."""
 
 
 class HeldRun(NamedTuple):
@@ -426,10 +426,11 @@ def finish(
     # In these cases the state alone decides what is left of the thread's question.
     is_plain = ending.state in (DONE, WAITING) or not has_begun
     is_answer = held.messages[0].mode == "answer"
+    signals = waits.find_to_give_back(held.messages[0], ending.state)
 
     def load() -> Program[_SeenAtEnd]:
-        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET)
-        inboxes, stored, outboxes, followed = yield from ask(Fetch(partition, items))
+        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET, *signals)
+        inboxes, stored, outboxes, followed, *early = yield from ask(Fetch(partition, items))
         inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
         current = _read_current(held, stored)
@@ -443,7 +444,7 @@ def finish(
             (timers,) = yield from ask(Fetch(partition, (Get(LANE, (TIMER,)),)))
             timer = Lane.read(TIMER, timers)
         outbox, follower = Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed)
-        return _SeenAtEnd(inbox, current, outbox, follower, waited, left, timer)
+        return _SeenAtEnd(inbox, current, outbox, follower, waited, left, timer, *early)
 
     def attempt(seen: _SeenAtEnd) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         if not events and seen.follower is not None and subscribers.is_followed(seen.follower, now):
@@ -452,19 +453,20 @@ def finish(
         waiting = find_waiting_run(ending.state, run.id, waited_before, seen.left, has_begun=has_begun)
         closing = questions.find_closing_reply(seen.waited, waiting, is_answer=is_answer)
         inbox = seen.inbox.close(waiting=waiting)
-        note, timer_ops = waits.plan_waits_at_end(
+        note, waits_ops = waits.plan_waits_at_end(
             run,
             held.messages[0],
             ending.note,
             waited=seen.waited,
             timer=seen.timer,
+            early=seen.early,
             waits_with=waiting,
             now=now,
             fresh=fresh,
         )
         note = run.with_version(note)
         closed_run = replace(seen.run, state=ending.state, note=note, updated_at=now)
-        ops: list[Op] = [closed_epoch, inbox.put(fresh), closed_run.put(), *timer_ops, *events]
+        ops: list[Op] = [closed_epoch, inbox.put(fresh), closed_run.put(), *waits_ops, *events]
         if not events:
             ops.append(subscribers.check_unchanged(seen.follower))
         replies: tuple[Reply, ...] = ()
@@ -497,15 +499,14 @@ def finish(
         return None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    known = (
-        None if outgoing or not is_plain or held.lane.waiting is not None else _SeenAtEnd(held.lane, held.run)
-    )
+    is_known = is_plain and not outgoing and not signals and held.lane.waiting is None
+    known = _SeenAtEnd(held.lane, held.run) if is_known else None
     return (yield from retry_attempt(partition, known, load, attempt))
 
 
 class _SeenAtEnd(NamedTuple):
-    """Records on which the end of a run is planned. ``waited`` is the run whose question the thread waited on
-    before, ``left`` has the facts about the latest checkpoint, if they are needed."""
+    """Records on which the end of a run is planned. ``waited`` asked the thread's question before, ``left``
+    is what is known of the latest checkpoint, and ``early`` the kept signals, where they are needed."""
 
     inbox: Lane
     run: Run
@@ -514,6 +515,7 @@ class _SeenAtEnd(NamedTuple):
     waited: Run | None = None
     left: Left | None = None
     timer: Lane = Lane(TIMER)
+    early: tuple[Record, ...] | None = None
 
 
 def compute_closed_epoch(epoch: int) -> int:

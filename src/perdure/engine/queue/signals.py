@@ -98,7 +98,7 @@ class Signal:
         if inbox.run_id is None and not inbox.pending:
             found = yield from waits.load_waits(self.partition, inbox, self.read_asked)
             if found is not None and (answers := signal.answers(found.waits)):
-                message = found.make_message(self.message_id, answers, self.key)
+                message = found.make_message(self.message_id, answers, signal)
                 lane, ops = waits.accept(inbox, message, self.now, self.fresh)
                 if not isinstance((yield from self._commit([*ops, found.unchanged])), Committed):
                     return None

@@ -16,12 +16,12 @@ from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
 from perdure.engine.transact import Budget, retry_attempt
-from perdure.errors import Conflict, TooLarge
+from perdure.errors import Conflict, OverMaximum, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
-from perdure.model.runs.messages import ANSWERS, Message, Reply, Run, dedupe_put, encode
+from perdure.model.records import DEDUPE, DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.runs.messages import ANSWERS, ROLLED_BACK, SIGNAL, Message, Reply, Run, dedupe_put, encode
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
 from perdure.model.runs.waits import (
@@ -34,6 +34,9 @@ from perdure.model.runs.waits import (
     read_waits,
     with_waits,
 )
+
+_NOT_GIVEN_BACK = "not_given_back"
+"""Entry of the note of a run that was rolled back: its signal, if the thread has no room to keep it."""
 
 SIGNALS = ("signals", "early")
 """Key of the document with the signals that a thread has no wait for yet."""
@@ -75,12 +78,13 @@ def plan_waits_at_end(
     *,
     waited: Run | None,
     timer: Lane,
+    early: tuple[Record, ...] | None,
     waits_with: str | None,
     now: int,
     fresh: int,
 ) -> tuple[Mapping[str, Any], list[Op]]:
     """Return the note of a run that ends, with the waits that follow from it, and the operations that set the
-    time at which a worker has to look.
+    time at which a worker has to look and keep a signal again.
 
     Args:
         run: the run.
@@ -88,6 +92,7 @@ def plan_waits_at_end(
         note: its note; waits in it have times counted from the end of the run.
         waited: the run whose question the thread was waiting on before.
         timer: the queue record of the thread's waits.
+        early: the signals that the thread keeps, if the run gives back the one that its message brought.
         waits_with: the run whose question the thread waits on from now on.
         now: current time in microseconds.
         fresh: start of the versions of a new record.
@@ -96,13 +101,16 @@ def plan_waits_at_end(
         TooLarge: the defaults of a deadline would not fit a message beside the run's config and context.
     """
     new, earlier_waits = read_waits(note), {} if waited is None else read_waits(waited.note)
+    ops: list[Op] = []
+    if early is not None:
+        note, ops = _give_back(first, note, early, now, fresh)
     if not new and not earlier_waits:
-        return note, []
+        return note, ops
     if waits_with is None:
-        return with_waits(note, {}), _timer(timer, None, fresh)
+        return with_waits(note, {}), [*ops, *_timer(timer, None, fresh)]
     if waits_with != run.id:
         # The question of an earlier run is open again: what fell due meanwhile is due now.
-        return with_waits(note, {}), _timer(timer, now, fresh)
+        return with_waits(note, {}), [*ops, *_timer(timer, now, fresh)]
     answered = first.options.get(ANSWERS, ())
     waits = after_run(new, earlier_waits, answered, now, is_answer=first.mode == "answer")
     _require_room(run, first, note, waits)
@@ -119,7 +127,7 @@ def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Wait
     try:
         make_message("", run, options, answers).put()
     except TooLarge as error:
-        raise TooLarge(
+        raise OverMaximum(
             f"run {run.id!r} has waits with defaults, and these are too large together with its config and "
             f"context to become a message at a deadline ({error}). Make them smaller"
         ) from error
@@ -163,16 +171,27 @@ class StandingWaits(NamedTuple):
     waits: Waits
     unchanged: Check
 
-    def make_message(self, message_id: str, answers: Mapping[str, Any], dedupe: bytes = b"") -> Message:
+    def make_message(
+        self, message_id: str, answers: Mapping[str, Any], signal: EarlySignal | None = None
+    ) -> Message:
         """Return the message that gives answers by interrupt and goes on with the graph."""
-        return make_message(message_id, self.run, self.options, answers, dedupe)
+        return make_message(message_id, self.run, self.options, answers, signal)
 
 
 def make_message(
-    message_id: str, run: Run, options: Mapping[str, Any], answers: Mapping[str, Any], dedupe: bytes = b""
+    message_id: str,
+    run: Run,
+    options: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    signal: EarlySignal | None = None,
 ) -> Message:
-    """Return the message that gives answers by interrupt, and goes on with the graph of a run."""
+    """Return the message that gives answers by interrupt, those of a ``signal`` or those at a deadline, and
+    goes on with the graph of a run."""
     options = {**options, ANSWERS: list(answers), BY_WAIT: True}
+    dedupe = b""
+    if signal is not None:
+        options[SIGNAL] = {"name": signal.name, "to_all": signal.to_all}
+        dedupe = bytes.fromhex(signal.dedupe)
     payload = {RESUME: dict(answers)}
     return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
 
@@ -290,7 +309,7 @@ class Wake:
         unfit: list[str] = []
         for signal in kept:
             if answers := signal.answers(standing.waits):
-                message = standing.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
+                message = standing.make_message(self.new_id(), answers, signal)
                 if not _fits(message):
                     # The signal stays: the thread must not be blocked by a signal that does not fit.
                     unfit.append(signal.name)
@@ -444,6 +463,32 @@ def read_early_signals(found: tuple[Record, ...]) -> list[EarlySignal]:
     if found:
         return [EarlySignal(**each) for each in Document.read(found[0]).body["signals"]]
     return []
+
+
+def find_to_give_back(message: Message, state: str) -> tuple[Get, ...]:
+    """Return what to read at the end of a run in this state to keep the signal of its message again: nothing
+    unless it was rolled back and a signal has become its message."""
+    if state == ROLLED_BACK and message.is_signal:
+        return (Get(DOCUMENT, SIGNALS),)
+    return ()
+
+
+def _give_back(
+    message: Message, note: Mapping[str, Any], early: tuple[Record, ...], now: int, fresh: int
+) -> tuple[Mapping[str, Any], list[Op]]:
+    """Return the note of a run that was rolled back, and the operations by which the signal that its message
+    brought is kept again, before those that came after it. The signal's key is no longer the message's."""
+    value = next(iter(message.payload[RESUME].values()), None)
+    signal = EarlySignal(**message.options[SIGNAL], value=value, dedupe=message.dedupe.hex())
+    try:
+        kept = make_early_put([signal, *read_early_signals(early)], early, now, fresh)
+    except TooLarge as error:
+        # The run has to end, and the thread has no room for its signal: an operator finds it by the note.
+        return {**note, _NOT_GIVEN_BACK: f"{signal.name}: {error}"}, []
+    if not message.dedupe:
+        return note, [kept]
+    released = replace(message, dedupe=b"")
+    return note, [kept, released.put(Expect.PRESENT), Delete(DEDUPE, (message.dedupe,))]
 
 
 def make_early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:

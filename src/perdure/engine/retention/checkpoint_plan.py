@@ -13,6 +13,7 @@ from dataclasses import replace
 from perdure.engine.threads.thread_records import Contents
 from perdure.engine.transact import Budget
 from perdure.errors import CannotTakeBack
+from perdure.model.arguments import require_whole
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op, Put
@@ -62,8 +63,13 @@ def keep_tagged(contents: Contents) -> Plan:
 
 def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
     """Return the planner of LangGraph's ``prune``; raises ``ValueError`` for a strategy that does not
-    exist."""
+    exist, or that ``keep_last`` contradicts."""
+    if strategy not in ("keep_latest", "delete"):
+        raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
     if keep_last is not None:
+        require_whole("keep_last", keep_last)
+        if strategy == "delete":
+            raise ValueError("strategy='delete' keeps no checkpoint; leave out keep_last, or the strategy")
         if keep_last < 1:
             raise ValueError(
                 f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
@@ -71,9 +77,7 @@ def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
         return keep_by(make_newest_rule(keep_last))
     if strategy == "keep_latest":
         return keep_by(make_newest_rule(1))
-    if strategy == "delete":
-        return keep_tagged
-    raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
+    return keep_tagged
 
 
 def remove_runs(runs: frozenset[str], within: Collection[str] | None = None) -> Planner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 from perdure.engine.complete_reads import list_all_partitions, read_all
 from perdure.engine.retention import checkpoint_plan as planning
@@ -24,7 +25,7 @@ from perdure.engine.threads.thread_state import guards
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import CannotTakeBack, Contention, Corrupt
-from perdure.model.arguments import refuse_text
+from perdure.model.arguments import to_text_ids
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, FindRuns, Get, Op, Put, Range
@@ -47,7 +48,9 @@ def prune(partition: Partition, planner: Planner, digest: Digester, budget: Budg
         yield from collect(partition, generation, digest, budget)
 
 
-def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
+def delete_for_runs(
+    tenant: str, run_ids: Sequence[str | UUID], digest: Digester, budget: Budget
+) -> Program[None]:
     """Remove the checkpoints and the writes of runs in every thread that has them.
 
     The index finds threads by the checkpoints of a run. For a run without checkpoints, such as one that
@@ -58,10 +61,11 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     it is, and the error is raised after all other threads are done.
 
     Raises:
+        TypeError: an id is neither text nor a UUID.
         CannotTakeBack: the earlier head of a thread is not stored any more.
     """
-    refuse_text("run_ids", run_ids)
-    runs = frozenset(run_ids)
+    ids = to_text_ids("run_ids", run_ids)
+    runs = frozenset(ids)
     done: set[Partition] = set()
     refusals: list[CannotTakeBack] = []
     without_checkpoints: set[str] = set()
@@ -76,7 +80,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     for run_id in runs:
         if not (yield from ask(FindRuns(tenant, run_id, limit=1))):
             without_checkpoints.add(run_id)
-    for run_id in run_ids:
+    for run_id in ids:
         is_over = False
         while not is_over:
             # Removed checkpoints are not found again, so the next page is the first one of the rest.

@@ -21,7 +21,7 @@ from perdure.engine.threads.thread_records import read
 from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
-from perdure.errors import PerdureError, Unavailable
+from perdure.errors import Corrupt, PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Commit, Expect, Fetch, FindThreads, Range
 from perdure.model.program import Program, ask
@@ -292,11 +292,9 @@ def visit(
 
     Raises:
         LookupError: its metadata names a policy that does not exist.
-        Corrupt: it is damaged; nothing is removed, so that it can be repaired.
+        Corrupt: it is damaged and not expired; nothing is removed, so that it can be repaired.
     """
     thread = yield from read_expiry_facts(partition)
-    if thread.missing is not None:
-        raise missing_head_error(partition, "", thread.missing)
     if (yield from is_unfinished(partition, thread, clocks.database)):
         _, size = yield from _weigh_all(partition)
         removed = remove_unfinished(partition, thread, clocks.database, terms.budget)
@@ -315,6 +313,8 @@ def visit(
         if is_gone:
             return RetentionResult(threads=1, expired=1, checkpoints=count, bytes=size)
         return _UNCHANGED
+    if thread.missing is not None:
+        raise missing_head_error(partition, "", thread.missing)
     if decision is None or not (yield from _has_old(partition, decision, clocks.database)):
         return _UNCHANGED
     return (yield from _prune(partition, decision, terms, clocks.database))
@@ -365,13 +365,19 @@ def _prune(
 
 
 def _weigh_all(partition: Partition) -> Program[tuple[int, int]]:
-    """Return the number of a thread's checkpoints and the bytes of all its bodies, read a page at a time."""
+    """Return the number of a thread's checkpoints and the bytes of all its bodies, read a page at a time;
+    those of damaged pages are not counted."""
     checkpoints = total = 0
     for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX):
         after: Key | None = None
         is_over = False
         while not is_over:
-            (page,) = yield from ask(Fetch(partition, (Range(kind, after=after, limit=_PAGE),)))
+            wanted = Range(kind, after=after, limit=_PAGE)
+            try:
+                (page,) = yield from ask(Fetch(partition, (wanted,)))
+            except Corrupt:
+                # An expired thread reads as absent, so it is removed though it is damaged.
+                (page,) = yield from ask(Fetch(partition, (wanted._replace(bodies=False),)))
             checkpoints += len(page) if kind is CHECKPOINT else 0
             total += sum(len(record.body) for record in page)
             is_over = len(page) < _PAGE

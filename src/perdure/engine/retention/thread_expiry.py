@@ -132,24 +132,24 @@ class ExpiryFacts:
         is removed, ``None`` if it stays as it is.
 
         Raises:
-            LookupError: its metadata names a policy that does not exist.
+            LookupError: its metadata names a policy that does not exist, and its own time to live does not
+                decide.
         """
-        policy = rules.policy_for(self.metadata)
         if rules.only_default:
-            return policy
+            return rules.default
+        # Only ``expires_at`` decides what reads as absent, so it decides here first.
         if _is_past(self.expires_at(rules), clocks, self.ttl):
             return EXPIRED
         ttl = self.ttl
         if rules.usual_ttl is not None and not self.has_document and self.active_at is not None:
             ttl = make_stored_ttl(rules.usual_ttl.client_form, self.active_at)
-        if ttl is None or self.is_busy or not _is_past(int(ttl["expires_at"]), clocks, self.ttl):
-            return policy
-        if ttl.get("strategy") == "keep_latest":
-            return _LATEST
-        # Like a policy, the usual time to live does not remove a tagged thread.
-        if ttl.get("strategy") == "delete" and not self.is_tagged:
-            return EXPIRED
-        return policy
+        if ttl is not None and not self.is_busy and _is_past(int(ttl["expires_at"]), clocks, self.ttl):
+            if ttl.get("strategy") == "keep_latest":
+                return _LATEST
+            # Like a policy, the usual time to live does not remove a tagged thread.
+            if ttl.get("strategy") == "delete" and not self.is_tagged:
+                return EXPIRED
+        return rules.policy_for(self.metadata)
 
 
 def _is_past(expires_at: int | None, clocks: Clocks, own_ttl: Mapping[str, Any] | None) -> bool:

@@ -6,6 +6,7 @@ from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.thread_state import HeadView, load_view, missing_head_error
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
+from perdure.model.arguments import require_text
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
@@ -20,9 +21,14 @@ def set_tag(
     This raises the collection generation, so that a removal planned without the tag is planned again.
 
     Raises:
+        ValueError: the name is empty.
+        TypeError: the name is not text.
         NotFound: there is no such checkpoint.
         Contention: other writers win each time.
     """
+    require_text("a tag", name)
+    if not name:
+        raise ValueError("a tag needs a name that is not empty")
     missed: HeadView | None = None
     for _ in range(ATTEMPTS):
         view = yield from load_view(partition, namespace)

@@ -62,18 +62,18 @@ export async function showUser(main, asked) {
     const outcome = make("p", { role: "status", tabIndex: -1 });
     const button = make("button", { type: "submit" }, "Delete everything of the user");
     const form = make("form", {},
-      make("p.problem", {}, "All threads, crons and what is known of the user are removed; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay."),
+      make("p.problem", {}, "All threads, crons, assistants and what is known of the user are removed; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay, and so do the default assistants of graphs."),
       field("Type the user's id to confirm", confirm), make("div.row", {}, button), outcome);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       turn += 1; // The list below is not read any further.
       stop.hidden = true;
       button.disabled = true;
-      const sum = { threads: 0, crons: 0, entries: 0, refused: 0 };
+      const sum = { threads: 0, shared: 0, crons: 0, assistants: 0, entries: 0, refused: 0 };
       const add = (part) => {
         for (const name of Object.keys(sum)) sum[name] += part[name];
       };
-      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
+      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons, ${number(sum.assistants)} assistants and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.shared ? ` ${number(sum.shared)} threads stay, as other users have runs in them.` : ""}${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
       if (await inParts("delete-user", { user, confirm: confirm.value }, outcome, add, words)) {
         confirm.value = "";
         if (form.isConnected) await load().catch(failed);

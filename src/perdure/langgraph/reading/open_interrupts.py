@@ -10,16 +10,19 @@ from langgraph.types import Interrupt
 from perdure.engine.queue.questions import Asked
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.undisturbed import read_undisturbed
+from perdure.errors import NotFound
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.model.heads import ROOT
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
+from perdure.model.runs.waits import WAITS_FOR
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import (
     INTERRUPT,
     find_asking_tasks,
+    find_edited_tasks,
     read_writes,
 )
 
@@ -27,20 +30,26 @@ _INTERRUPT = "langgraph.types.Interrupt"
 _serde = PlainSerde()
 
 
-def read(partition: Partition, digest: Digester) -> Program[Asked]:
-    """Return the open questions of a thread's latest checkpoint; none if it has no checkpoint.
+def read(partition: Partition, digest: Digester, checkpoint_id: str | None = None) -> Program[Asked]:
+    """Return the open questions of a thread's latest checkpoint, or of another one; none if it has no
+    checkpoint.
 
     Raises:
+        NotFound: the other checkpoint is not stored.
         Corrupt: a question cannot be read.
     """
-    return (yield from read_undisturbed(partition, lambda: _read(partition, digest)))
+    return (yield from read_undisturbed(partition, lambda: _read(partition, digest, checkpoint_id)))
 
 
-def _read(partition: Partition, digest: Digester) -> Program[Asked]:
-    head, values = yield from _read_open(partition, digest)
+def _read(partition: Partition, digest: Digester, checkpoint_id: str | None) -> Program[Asked]:
+    head, values = yield from _read_open(partition, digest, checkpoint_id)
     if head is None:
         return Asked()
-    return Asked(head.version, tuple(dict.fromkeys(name for name, _ in values)))
+    asked = Asked(head.version, tuple(dict.fromkeys(name for name, _ in values)))
+    if checkpoint_id in (None, head.fields["checkpoint_id"]):
+        return asked
+    waits = (name for name, value in values if isinstance(value, dict) and WAITS_FOR in value)
+    return asked._replace(is_latest=False, waits=tuple(waits))
 
 
 class AskedValues(NamedTuple):
@@ -62,16 +71,23 @@ def read_values(partition: Partition, digest: Digester) -> Program[AskedValues]:
 
 
 def _read_open(
-    partition: Partition, digest: Digester
+    partition: Partition, digest: Digester, checkpoint_id: str | None = None
 ) -> Program[tuple[Record | None, list[tuple[str, Any]]]]:
     """Return the record that names the latest checkpoint, and the ids and values of its unanswered
-    interrupts."""
+    interrupts, or of those of another checkpoint."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
-    if not heads:
+    if not heads and checkpoint_id is None:
         return None, []
+    if checkpoint_id is not None:
+        (stored,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, checkpoint_id)),)))
+        if not heads or not stored:
+            raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r}")
     (head,) = heads
-    (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, head.fields["checkpoint_id"])),)))
+    place = ROOT, checkpoint_id or head.fields["checkpoint_id"]
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, place),)))
     tasks = find_asking_tasks(records)
+    if place[1] != head.fields["checkpoint_id"]:
+        tasks |= find_edited_tasks(records)
     asking = [
         write
         for write in read_writes(records)

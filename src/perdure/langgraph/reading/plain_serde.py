@@ -8,7 +8,7 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.langgraph.values.serde import Serde
+from perdure.langgraph.values.serde import SURROGATES_EXT, Serde
 
 
 class PlainSerde(Serde):
@@ -16,8 +16,8 @@ class PlainSerde(Serde):
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
         def hook(code: int, data: bytes) -> Any:
-            if code == 64:
-                return data.decode("utf-8", "surrogateescape")
+            if code == SURROGATES_EXT:
+                return data.decode("utf-8", "surrogatepass")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
             if code == 65:
                 payload = inner[1]

@@ -13,12 +13,12 @@ from hashlib import sha256
 from types import NoneType
 from typing import Any, Literal
 
-from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.errors import Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 from perdure.model.runs.payloads import can_be_joined
 from perdure.model.runs.queue import INTERRUPT_RUN, Stop
-from perdure.model.values.json_values import DEPTH, find_fault
+from perdure.model.values.json_values import DEPTH, find_fault, has_other_keys, is_deeper
 
 MESSAGE_MAX = 256 * 1024
 """Largest message or reply, in bytes of JSON."""
@@ -32,6 +32,9 @@ with the messages that wait beside it; ``steer`` for the open run or, if that do
 
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
+
+SIGNAL = "signal"
+"""Option of an answer that a signal gives: the signal's name, and whether it ends all waits for it."""
 
 START = "checkpoint_id"
 """Option of a message with the checkpoint from which its run starts, if not the thread's latest."""
@@ -81,6 +84,12 @@ class Message:
     def is_withdrawn(self) -> bool:
         """True if its sender withdrew it while it waited."""
         return self.mode == "withdrawn"
+
+    @property
+    def is_signal(self) -> bool:
+        """True if a signal has become this message. The repetition of a failed run is not a signal: it may be
+        requested again."""
+        return SIGNAL in self.options and RETRY_OF not in self.options
 
     @property
     def stop(self) -> Stop:
@@ -261,6 +270,11 @@ class Reply:
         )
 
 
+def check_reply(payload: Any) -> None:
+    """Raise the error of ``encode`` if a reply cannot be stored."""
+    Reply(0, "", 0, "", payload).put()
+
+
 def dedupe_digest(key: str) -> bytes:
     """Return the stored form of a dedupe key: of fixed length, without the sender's text in the clear."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
@@ -296,12 +310,43 @@ def _belong_together(first: Message, other: Message) -> bool:
 
 def shorten_error(error: BaseException) -> str:
     """Return an error as text for the note of a run or a reply, cut to what can be stored."""
-    return replace_surrogates(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
+    return replace_surrogates(text_of_error(error)[:_NOTE_MAX])
+
+
+def text_of_error(error: BaseException) -> str:
+    """Return the type and the text of an error. Its text may be made by code of the application, which may
+    raise an error in turn; what failed has to be recorded all the same."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as unreadable:
+        return f"{type(error).__name__}: (its text cannot be read: {type(unreadable).__name__})"
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates in text, which databases cannot hold."""
-    return text.encode("utf-8", "replace").decode()
+    """Return text with the replacement character for each lone surrogate, which is half of a character that
+    databases and strict parsers of JSON refuse. Two halves that stand together become their character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def replace_surrogates_in(value: Any, depth: int = DEPTH) -> Any:
+    """Return plain data with the texts in it as ``replace_surrogates`` returns them. Parts that ``encode``
+    refuses, as they are not plain data or too deep, are left as they are."""
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case dict() if depth:
+            return {
+                replace_surrogates_in(name, 0): replace_surrogates_in(part, depth - 1)
+                for name, part in value.items()
+            }
+        case list() | tuple() if depth:
+            return [replace_surrogates_in(part, depth - 1) for part in value]
+        case _:
+            return value
 
 
 def decode(record: Record) -> Any:
@@ -328,39 +373,49 @@ def _changed_record_error(record: Record) -> Corrupt:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """Encode plain data as JSON.
+    """Encode plain data as JSON. Lone surrogates are kept: models leave them when they cut an emoji, and a
+    run whose nodes make such a text does not fail.
 
     Raises:
-        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels.
-        TooLarge: it exceeds ``MESSAGE_MAX``.
+        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels; or two
+            keys of a dict are one key in JSON, such as 1 and "1".
+        OverMaximum: it exceeds ``MESSAGE_MAX``.
     """
+    return _encode(value, what, keeps_surrogates=True)
+
+
+def _encode(value: Any, what: str, *, keeps_surrogates: bool) -> bytes:
     try:
-        body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        try:
+            body = text.encode()
+        except UnicodeEncodeError:
+            if not keeps_surrogates:
+                raise
+            body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        fault = find_fault(value, are_keys_text=False) or error
-        raise Unserialisable(
-            f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored"
-        ) from error
+        raise _not_plain_error(what, _find_other_fault(value, keeps_surrogates) or error) from error
     except RecursionError as error:
         raise _too_deep_error(what) from error
-    if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
+    if body.count(b"[") + body.count(b"{") > DEPTH and is_deeper(value, DEPTH):
         raise _too_deep_error(what)
     if len(body) > MESSAGE_MAX:
-        raise TooLarge(
+        raise OverMaximum(
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
             "stored. Put large content elsewhere and send a reference to it"
         )
+    if has_other_keys(value) and (fault := _find_other_fault(value, keeps_surrogates)):
+        raise _not_plain_error(what, fault)
     return body
 
 
-def _is_deep(value: Any) -> bool:
-    containers = [value]
-    for _ in range(DEPTH):
-        parts = (part for each in containers for part in (each.values() if isinstance(each, dict) else each))
-        containers = [part for part in parts if isinstance(part, dict | list | tuple)]
-        if not containers:
-            return False
-    return True
+def _find_other_fault(value: Any, keeps_surrogates: bool) -> str | None:
+    """Return what keeps a value from being stored, other than lone surrogates if these are kept."""
+    return find_fault(replace_surrogates_in(value) if keeps_surrogates else value, are_keys_text=False)
+
+
+def _not_plain_error(what: str, fault: object) -> Unserialisable:
+    return Unserialisable(f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored")
 
 
 def _too_deep_error(what: str) -> Unserialisable:
@@ -370,5 +425,6 @@ def _too_deep_error(what: str) -> Unserialisable:
 
 
 def copy_plain(value: Any, what: str) -> Any:
-    """Return a copy of plain data as it is read after it was stored; errors as of ``encode``."""
-    return json.loads(encode(value, what))
+    """Return a copy of plain data of a caller as it is read after it was stored; errors as of ``encode``, and
+    ``Unserialisable`` for a lone surrogate, which the receivers of a message could not read."""
+    return json.loads(_encode(value, what, keeps_surrogates=False))

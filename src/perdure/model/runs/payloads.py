@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from perdure.model.arguments import require_mapping
+
 MESSAGE, INPUT, RESUME, COMMAND = "message", "input", "resume", "command"
 """Kinds of payload: a message, a graph's whole input, an answer to an interrupt, or a LangGraph command with
 its ``update``, ``goto`` and ``resume``."""
@@ -21,7 +23,9 @@ def holds_anything(command: Mapping[str, Any]) -> bool:
 
 
 def check_command(command: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if the ``update`` or the ``goto`` of a command is not what a graph can apply."""
+    """Raise ``ValueError`` if the ``update`` or the ``goto`` of a command is not what a graph can apply, and
+    ``TypeError`` if the command is not a mapping."""
+    require_mapping("command", command)
     update, goto = command.get("update"), command.get("goto")
     if update is not None and not isinstance(update, Mapping) and not is_pairs(update):
         raise ValueError(

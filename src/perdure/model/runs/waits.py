@@ -22,6 +22,9 @@ they were, and whether they are known to have arrived."""
 BY_WAIT = "by_wait"
 """Option of an answer that comes from a deadline or a signal and not from a person."""
 
+WAITS_FOR = "waits_for"
+"""Entry of the value of an interrupt that no person answers, with what it waits for: a time or a signal."""
+
 EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
 """Answer that a question without a default gets when its deadline passes."""
 

@@ -7,7 +7,7 @@ later.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -21,6 +21,7 @@ DEPTH = 256
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAVES = frozenset((str, int, bool, type(None)))
 _SEQUENCES = (list, tuple)
+_TEXT = frozenset((str,))
 _CONTAINERS = frozenset((dict, list))
 _KNOWN = _LEAVES | _CONTAINERS | {float}
 _CONTAINERS_MOST = 10_000
@@ -191,7 +192,7 @@ def _find_fault_in(value: object, where: str, key_types: tuple[type, ...], depth
                     return f"{path} has a key with a lone surrogate"
                 if (found := _find_fault_in(part, f"{where}[{name!r}]", key_types, depth - 1)) is not None:
                     return found
-            return None
+            return _describe_joined_keys(path, value)
         case list() | tuple():
             for position, part in enumerate(value):
                 if (found := _find_fault_in(part, f"{where}[{position}]", key_types, depth - 1)) is not None:
@@ -199,6 +200,50 @@ def _find_fault_in(value: object, where: str, key_types: tuple[type, ...], depth
             return None
         case _:
             return f"{path} is {_describe_type(value)}"
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Return True if the dicts and lists of a value are nested more than ``most`` levels deep."""
+    level = [value]
+    for _ in range(most):
+        level = _list_inner(level)
+        if not level:
+            return False
+    return True
+
+
+def has_other_keys(value: object) -> bool:
+    """Return True if a dict of a value has a key that is not text."""
+    level = [value]
+    while level:
+        if any(isinstance(each, dict) and not set(map(type, each)) <= _TEXT for each in level):
+            return True
+        level = _list_inner(level)
+    return False
+
+
+def _list_inner(level: Iterable[object]) -> list[object]:
+    """Return the dicts and lists within those of a level, each once: a value may contain itself."""
+    parts: list[object] = []
+    for each in level:
+        if isinstance(each, dict):
+            parts += each.values()
+        elif isinstance(each, list | tuple):
+            parts += each
+    return list({id(part): part for part in parts if isinstance(part, dict | list | tuple)}.values())
+
+
+def _describe_joined_keys(path: str, value: Mapping[Any, Any]) -> str | None:
+    """Return what is wrong with a dict of which JSON would make two keys one; ``None`` for nothing."""
+    if set(map(type, value)) <= _TEXT:
+        return None
+    seen: dict[str, object] = {}
+    for name in value:
+        (text,) = json.loads(json.dumps({name: None}))
+        if text in seen:
+            return f"{path} has the keys {seen[text]!r} and {name!r}, which are one key in JSON"
+        seen[text] = name
+    return None
 
 
 def _has_lone_surrogate(text: str) -> bool:

@@ -29,6 +29,7 @@ from perdure.errors import NoWindow
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
@@ -163,7 +164,7 @@ class Conversations:
             if _choose_usable(document, messages) is not None:
                 return  # This one waits for the thread's next run, after which another may be due.
             async with self._slots, asyncio.timeout(_PATIENCE_S):
-                made = await conversation.fold(summary, leaving)
+                made = await contain(conversation.fold(summary, leaving))
             stored = await self._store(held, summary, made, document)
         except NoWindow:
             return  # The thread's next run is refused with this error, which its caller then gets.

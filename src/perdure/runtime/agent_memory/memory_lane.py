@@ -24,7 +24,7 @@ from perdure.memory.facts import Fact, normalise_text
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.records import Partition
-from perdure.model.runs.messages import Message, Reply
+from perdure.model.runs.messages import Message, Reply, replace_surrogates
 from perdure.model.runs.payloads import INPUT
 from perdure.model.runs.queue import Debounce
 from perdure.model.times import to_datetime, to_micros
@@ -254,7 +254,8 @@ async def _store_facts(
             kept["facts"] += 1
     if found["summary"]:
         with suppress(Forgotten):
-            await memory.asummarise(last.thread, found["summary"], heard_at=heard_at)
+            text = replace_surrogates(found["summary"])
+            await memory.asummarise(last.thread, text, heard_at=heard_at)
             kept["summaries"] = 1
     return kept
 

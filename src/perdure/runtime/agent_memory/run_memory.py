@@ -22,8 +22,10 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import compose_recall, read_recalled_ids
+from perdure.model.runs.messages import replace_surrogates
 from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
@@ -192,12 +194,12 @@ class Memories:
         summary = Summary.of(messages)
         if summary is None or not summary.text:
             return None
-        text = summary.text[:SUMMARY_MAX]
+        text = replace_surrogates(summary.text)[:SUMMARY_MAX]
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
         heard_at = to_datetime(held.messages[0].accepted_at)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await memory.asummarise(held.partition.thread, text, heard_at=heard_at)
+                await contain(memory.asummarise(held.partition.thread, text, heard_at=heard_at))
         except Forgotten:
             return None
         except Exception as error:
@@ -236,7 +238,7 @@ class Memories:
             return []
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await recalling
+                return await contain(recalling)
         except Exception as error:
             self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)

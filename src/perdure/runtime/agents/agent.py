@@ -6,7 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    convert_to_messages,
+)
 from langgraph.channels.base import BaseChannel
 from langgraph.constants import END, START
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
@@ -24,6 +30,7 @@ from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME, is_pairs
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.nodes.waiting import Question
+from perdure.runtime.options import OF_CHECKPOINTS
 from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
@@ -113,17 +120,33 @@ def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[A
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
     """Return the replies of a run: the agent's last message after the run's own messages, if any."""
-    stored = values.get("messages")
-    if not isinstance(stored, Sequence):
+    state: Any = values  # a functional graph may return any value
+    stored = state.get("messages") if isinstance(state, Mapping) else None
+    if not isinstance(stored, Sequence) or isinstance(stored, str):
         return ()
     own = {message.id for message in messages}
     answers: list[AIMessage] = []
-    for message in stored:
-        if isinstance(message, BaseMessage) and message.id in own:
+    for message in convert_plain_messages(stored):
+        if message.id in own:
             answers = []
         elif isinstance(message, AIMessage) and message.text:
             answers = [message]
     return [{"role": "assistant", "content": message.text, "id": message.id} for message in answers]
+
+
+def convert_plain_messages(values: Sequence[Any]) -> list[BaseMessage]:
+    """Return a state's messages, converted if the graph keeps them as plain data, such as dicts with a role.
+    Values that are no messages are left out."""
+    converted: list[BaseMessage] = []
+    for value in values:
+        if isinstance(value, BaseMessage):
+            converted.append(value)
+            continue
+        try:
+            converted += convert_to_messages([value])
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
+            continue
+    return converted
 
 
 @dataclass(frozen=True)
@@ -187,9 +210,7 @@ class Agent:
     limits: Mapping[str, SharedLimit] = field(default_factory=dict[str, SharedLimit])
 
     def __post_init__(self) -> None:
-        reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
-        if reserved:
-            raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
+        _refuse_reserved(self.config)
         if self.durability not in ("sync", "async"):
             raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
         if named := [name for name, limit in self.limits.items() if limit.graphs]:
@@ -205,6 +226,7 @@ class Agent:
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
+        _refuse_reserved(graph.config or {})
         if unknown := sorted(set(self.steer_before or ()) - graph.nodes.keys()):
             raise ValueError(
                 f"steer_before names {unknown}, which are not nodes of the graph; it has "
@@ -212,6 +234,16 @@ class Agent:
             )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
+
+
+def _refuse_reserved(config: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the config of an agent, or of its graph, has a name that each run sets. A
+    checkpoint in it would be the start of each attempt at each run."""
+    reserved = [
+        key for key in config.get("configurable") or {} if key.startswith("__") or key in OF_CHECKPOINTS
+    ]
+    if reserved:
+        raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
 
 
 def agents(

@@ -183,8 +183,9 @@ class Graphs:
             if (saver := self.saver(name, partition.tenant)) is not None:
                 saver.forget_thread(partition)
 
-    def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return the open questions of a thread's latest checkpoint, whichever graph it belongs to."""
+    def read_asked(self, partition: Partition, checkpoint_id: str | None = None, /) -> Program[Asked]:
+        """Return the open questions of a thread's latest checkpoint, or of another one, whichever graph it
+        belongs to."""
         schemas: list[Schema | None] = []
         for agent in self.agents.values():
             if agent.schema is not None and agent.schema not in schemas:
@@ -192,7 +193,7 @@ class Graphs:
         asked = Asked()
         for schema in schemas or (None,):
             saver = self._database.checkpointer(tenant=partition.tenant, schema=schema)
-            found = yield from saver.read_asked(partition)
+            found = yield from saver.read_asked(partition, checkpoint_id)
             asked = found._replace(renamed=(*asked.renamed, *found.renamed))
         return asked
 

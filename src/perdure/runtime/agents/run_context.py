@@ -17,8 +17,9 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 from perdure.runtime.agents.run_user import CLAIMED, USER
+from perdure.runtime.options import OF_CHECKPOINTS
 
-OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+OF_LANGGRAPH = OF_CHECKPOINTS | {"thread_id"}
 """Configurable names that LangGraph reserves."""
 
 

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from perdure.model.bounded_cache import BoundedCache
+from perdure.model.users import name_user
 
 USER = "langgraph_auth_user"
 """Configurable name under which LangGraph's server passes the verified user to a graph."""
@@ -101,6 +102,18 @@ def user_of(fields: Any) -> GraphUser | None:
         all_fields = _users.get(str(fields.get(_REFERENCE, "")))
     return GraphUser(
         stored if all_fields is None or all_fields["identity"] != stored["identity"] else all_fields
+    )
+
+
+def user_of_config(config: Any) -> str | None:
+    """Return the user that the config of a run or an assistant names, or ``None``: ``user_id``, or else the
+    verified user of a server."""
+    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if not isinstance(configurable, Mapping):
+        return None
+    verified = configurable.get(USER)
+    return name_user(configurable.get(USER_ID)) or (
+        name_user(verified.get("identity")) if isinstance(verified, Mapping) else None
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from perdure.model.runs.messages import NODE, TRACEBACK, replace_surrogates, shorten_error
+from perdure.model.runs.messages import NODE, TRACEBACK, replace_surrogates, shorten_error, text_of_error
 from perdure.runtime.failures.failure_location import is_of_library
 
 TRACEBACK_MAX = 8000
@@ -55,7 +55,7 @@ def write_traceback(error: BaseException) -> str:
     others: list[str] = []
     for place, each in enumerate(_walk_chain(error)):
         own, foreign = _split_frames(each.__traceback__)
-        parts.append(f"{'caused by ' if place else ''}{type(each).__name__}: {each}"[:_MESSAGE_MAX] + "\n")
+        parts.append(f"{'caused by ' if place else ''}{text_of_error(each)}"[:_MESSAGE_MAX] + "\n")
         parts += own
         if not place:
             others = foreign

@@ -9,12 +9,12 @@ and what a command writes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
@@ -28,9 +28,18 @@ from perdure.langgraph.reading.open_interrupts import interrupt_id
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
-from perdure.model.write_records import NULL_TASK, RESUME
+from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME
 
 _ID_DIGITS = 32
+
+
+class StillToGive(NamedTuple):
+    """What a run gives its graph: the rest of its command, or ``None`` if nothing of it is left, so that the
+    graph goes on without input. ``kept_by_none`` are the tasks of which it answers questions that graphs
+    without checkpoints ask: nothing keeps these answers."""
+
+    command: Command[Any] | None
+    kept_by_none: frozenset[str] = frozenset()
 
 
 async def select_still_to_give(
@@ -39,7 +48,7 @@ async def select_still_to_give(
     held: HeldRun,
     command: Command[Any],
     database: DatabaseHandle,
-) -> Command[Any] | None:
+) -> StillToGive:
     """Return a run's command without the parts that an earlier attempt has stored.
 
     Args:
@@ -49,15 +58,12 @@ async def select_still_to_give(
         command: The command as it was accepted.
         database: The handle of the database.
 
-    Returns:
-        The command, or ``None`` if nothing of it is left: the graph goes on without input.
-
     Raises:
         NotAllowed: The command goes to another node and would abandon an open question.
     """
     saver, message = graph.checkpointer, held.messages[0]
     if not isinstance(saver, PerdureSaver):
-        return command
+        return StillToGive(command)
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
         command = replace(command, update=None, goto=())
     if message.mode != "answer":
@@ -65,31 +71,58 @@ async def select_still_to_give(
         # from the node that it led to, and stays.
         if command.goto and questions.would_abandon_question(message.payload):
             await _refuse_leaving(graph, config, held)
-        if _holds_anything(command):
-            return command
-        return None
+        if (asked := message.options.get(ANSWERS)) is not None:
+            # To a question of an older checkpoint, where an answer without an id would stay for the next one.
+            moved = await saver.amoved_interrupts(_at_start(config, held))
+            past = _map_by_id(command.resume, asked) or {}
+            by_id = {moved.get(name, name): answer for name, answer in past.items()}
+            command = replace(command, resume=by_id or command.resume)
+        return StillToGive(_without_empty(command))
     answers = _map_by_id(command.resume, message.options.get(ANSWERS, ()))
     if answers is None:
-        return await _select_answer_to_pause(graph, saver, config, held, command)
+        return StillToGive(await _select_answer_to_pause(graph, saver, config, held, command))
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
-    only_answer = None
-    if len(answers) == 1:
-        only_answer = next(iter(answers.values()))
-    if only_answer is not None or not held.run.is_fresh:
-        levels = await _load_levels(graph, saver, config)
-        if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
-            return replace(command, resume=only_answer)
-        if not held.run.is_fresh:
-            answered = {name for level in levels for name in level.answered}
-            answers = {name: answer for name, answer in answers.items() if name not in answered}
+    levels = await _load_levels(graph, saver, config)
+    asked = {name for level in levels for name in level.asked}
+    answered = {name for level in levels for name in level.answered}
+    asking = _find_asking_tasks(levels)
+    of_unstored = answers.keys() - asked - answered
+    kept_by_none = frozenset(task for name, task in asking.items() if name in of_unstored)
+    # An attempt that failed within such a graph has kept nothing of the answer: the next one gives it again.
+    if len(answers) == 1 and of_unstored and (held.run.is_fresh or asking.keys() == of_unstored):
+        (only_answer,) = answers.values()
+        if only_answer is not None:
+            return StillToGive(replace(command, resume=only_answer), kept_by_none)
+    if not held.run.is_fresh:
+        answers = {name: answer for name, answer in answers.items() if name not in answered}
     await remove_unnamed(saver, config, held)
-    if answers:
-        return replace(command, resume=answers)
-    if _holds_anything(replace(command, resume=None)):
-        return replace(command, resume=None)
-    return None
+    return StillToGive(_without_empty(replace(command, resume=answers or None)), kept_by_none)
+
+
+async def refuse_to_ask_again(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, answered: Collection[str]
+) -> None:
+    """Raise ``NotAllowed`` if tasks ask again after a run that answered a question of a graph without
+    checkpoints below them. Nothing keeps the answer: the next one would start the graph anew, and reach its
+    first question, so that a wait with a deadline would go on for ever."""
+    saver = graph.checkpointer
+    if not answered or not isinstance(saver, PerdureSaver):
+        return
+    levels = await _load_levels(graph, saver, config)
+    kept = {task for level in levels for task in level.kept}
+    again = set(_find_asking_tasks(levels).values()).intersection(answered) - kept
+    if not again:
+        return
+    name = next(level.names[task] for level in levels for task in again if task in level.names)
+    raise NotAllowed(
+        f"node {name!r} waits again, after the answer to a question, sleep or wait of a graph in it that "
+        "keeps no checkpoints: such a graph begins again with each answer, and forgets the one before. Let "
+        "it wait once, not side by side with others, and for something other than None; or let it keep "
+        "checkpoints (compile it without checkpointer=False, and add it as a node in place of "
+        "isolated_subgraph); or wait in a node of its own"
+    )
 
 
 def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -113,8 +146,11 @@ def _map_by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
     return None
 
 
-def _holds_anything(command: Command[Any]) -> bool:
-    return command.resume is not None or bool(command.update) or bool(command.goto)
+def _without_empty(command: Command[Any]) -> Command[Any] | None:
+    """Return a command, ``None`` if it asks for nothing."""
+    if command.resume is not None or command.update or command.goto:
+        return command
+    return None
 
 
 async def _select_answer_to_pause(
@@ -130,19 +166,22 @@ async def _select_answer_to_pause(
         await remove_unnamed(saver, config, held)
         if any(level.answered for level in await _load_levels(graph, saver, config)):
             command = replace(command, resume=None)
-    if _holds_anything(command):
-        return command
-    return None
+    return _without_empty(command)
 
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
-    if (start := held.messages[0].options.get(START)) is not None:
-        config = {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
     with keep_for_next_load():
-        state = await aread_state(graph, config)
+        state = await aread_state(graph, _at_start(config, held))
     if state.interrupts:
         asked = [interrupt.id for interrupt in state.interrupts]
         raise NotAllowed(questions.describe_abandoning(held.partition.thread, asked))
+
+
+def _at_start(config: RunnableConfig, held: HeldRun) -> RunnableConfig:
+    """Return the config that names the checkpoint from which a run starts, if not the latest."""
+    if (start := held.messages[0].options.get(START)) is None:
+        return config
+    return {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
 
 
 async def remove_unnamed(
@@ -166,9 +205,20 @@ async def remove_unnamed(
 
 class _Level:
     """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
-    next."""
+    next. ``tasks`` are the tasks by the ids of the interrupts that they and the graphs in them have left,
+    ``names`` their nodes. ``kept`` are the calls of functional tasks whose answers are stored: only their
+    caller is among the tasks of a state. ``ended`` are the tasks that have a result."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
+        self.tasks = {asked.id: task.id for task in state.tasks for asked in task.interrupts}
+        self.names = {task.id: task.name for task in state.tasks}
+        calls = [write for write in writes if write[0] not in {*self.names, NULL_TASK}]
+        self.ended = {task_id for task_id, channel, _ in writes if channel not in WRITES_IDX_MAP}
+        self.kept = {call for call, channel, _ in calls if channel == RESUME}
+        for call, channel, left in calls:
+            for asked in left if channel == INTERRUPT else ():
+                self.names[call] = self.names.get(self.tasks.get(asked.id, ""), "")
+                self.tasks[asked.id] = call
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
         self.asked: set[str] = set()
         self.answered: set[str] = set()
@@ -189,6 +239,12 @@ async def _load_levels(
 ) -> list[_Level]:
     """Return the levels of a thread's state: that of the graph, and those of its subgraphs."""
     return [level async for level in _walk_levels(saver, await aread_state(graph, config, subgraphs=True))]
+
+
+def _find_asking_tasks(levels: Sequence[_Level]) -> dict[str, str]:
+    """Return the innermost stored task that has left an interrupt and has not ended, by the interrupt's
+    id."""
+    return {name: task for level in levels for name, task in level.tasks.items() if task not in level.ended}
 
 
 async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:

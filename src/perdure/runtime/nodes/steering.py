@@ -16,20 +16,22 @@ crash therefore finds the same messages, and no message is seen twice.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._config import DEFAULT_RECURSION_LIMIT
-from langgraph.channels import DeltaChannel
+from langgraph.channels import DeltaChannel, UntrackedValue
 from langgraph.channels.base import BaseChannel
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.config import get_config
 from langgraph.constants import START
+from langgraph.errors import GraphRecursionError
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
 from langgraph.pregel._messages import ensure_message_ids
@@ -48,7 +50,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import INPUT, MESSAGE
 from perdure.model.write_records import NULL_TASK
-from perdure.runtime.agents.agent import Agent, list_input_names
+from perdure.runtime.agents.agent import Agent, convert_plain_messages, list_input_names
 from perdure.runtime.agents.run_user import USER
 
 _TASK_ID = "__pregel_task_id"
@@ -134,11 +136,18 @@ class Steering:
     def make_next_config(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
         """Return the config with which a graph continues after a step: its recursion limit is what is left
         of it."""
-        limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
-        left = (DEFAULT_RECURSION_LIMIT if limit is None else limit) - self.control.steps
+        left = _find_recursion_limit(graph, config) - self.control.steps
         # A call allows one step even if none is left, and LangGraph raises its error only before another one.
         self.control.is_closed = left <= 1
         return {**config, "recursion_limit": max(1, left)}
+
+    def name_limit(self, error: Exception, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> None:
+        """Let the error of a run that has reached its recursion limit name the whole limit, and not what was
+        left of it for the latest call."""
+        if isinstance(error, GraphRecursionError) and error.args:
+            whole = f"Recursion limit of {_find_recursion_limit(graph, config)} reached"
+            text = re.sub(r"^Recursion limit of \d+ reached", whole, str(error.args[0]))
+            error.args = (text, *error.args[1:])
 
     async def write_between_steps(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
@@ -277,6 +286,45 @@ def take_messages_sync() -> Mapping[str, Any]:
     return steering.take_new(task_id, steering.database.run(steering.taking.load_waiting()))
 
 
+def _find_recursion_limit(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> int:
+    limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
+    return DEFAULT_RECURSION_LIMIT if limit is None else limit
+
+
+class _CarriedValue(UntrackedValue[Any]):
+    """Untracked value that a call of a graph takes over from the call before. LangGraph keeps such a value
+    for one call, and steering divides a run into several."""
+
+    __slots__ = ("_of_call",)
+
+    _of_call: UntrackedValue[Any] | None
+
+    def __init__(self, typ: type[Any], guard: bool = True) -> None:
+        super().__init__(typ, guard)
+        self._of_call = None
+
+    def from_checkpoint(self, checkpoint: Any) -> Self:
+        """Return the channel with which a call begins; LangGraph writes the call's values into it."""
+        channel = super().from_checkpoint(checkpoint)
+        if self._of_call is not None:
+            channel.value = self._of_call.value
+        self._of_call = channel
+        return channel
+
+
+def carry_untracked(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
+    """Return a copy of a graph whose untracked values last over its calls; the graph itself if it has none.
+    A subclass of the channel is left alone, as its values may be of another kind."""
+    carried: dict[str, Any] = {}
+    for name, channel in graph.channels.items():
+        if type(channel) is UntrackedValue:
+            carried[name] = _CarriedValue(channel.typ, channel.guard)
+            carried[name].key = channel.key
+    if not carried:
+        return graph
+    return graph.copy(update={"channels": {**graph.channels, **carried}})
+
+
 def may_join(first: Message, message: Message) -> bool:
     """Return True if ``message`` may join the run that ``first`` began: it has the same graph, channel,
     webhook, context and user, and the same kind of input."""
@@ -315,21 +363,12 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
     value = None
     if isinstance(state.values, Mapping):
         value = state.values.get(key)
-    messages = _convert_messages(value) if isinstance(value, list) else []
+    messages = convert_plain_messages(value) if isinstance(value, list) else []
     if _has_open_calls(messages):
         return False
     if agent.steer_before is not None:
         return not set(state.next).isdisjoint(agent.steer_before)
     return not messages or not isinstance(messages[-1], AIMessage)
-
-
-def _convert_messages(values: list[Any]) -> list[BaseMessage]:
-    """Return a state's messages, converted if the graph keeps them as plain data. If a value cannot be
-    converted, return only the values that are messages already."""
-    try:
-        return convert_to_messages(values)
-    except (ValueError, TypeError, KeyError, NotImplementedError):
-        return [value for value in values if isinstance(value, BaseMessage)]
 
 
 def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:

@@ -22,9 +22,9 @@ from typing import Any
 from langgraph.errors import GraphInterrupt
 from langgraph.types import interrupt
 
-from perdure.errors import NotAllowed, QuestionExpired, TooLarge
+from perdure.errors import NotAllowed, OverMaximum, QuestionExpired
 from perdure.model.runs.messages import encode, replace_surrogates
-from perdure.model.runs.waits import EXPIRED, Kind, Wait
+from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait
 from perdure.runtime.nodes.effects import find_node_journal
 from perdure.runtime.settings import parse_span
 
@@ -126,8 +126,9 @@ async def sleep(seconds: Span) -> None:
 
 def sleep_sync(seconds: Span) -> None:
     """Sleep like ``sleep``, in a node that is a plain function."""
-    wait = wait_of("sleep", seconds, None, None)
-    _ask({"waits_for": "time", "seconds": _seconds(seconds)}, wait)
+    # Not None, which would not reach a graph without checkpoints.
+    wait = wait_of("sleep", seconds, True, None)
+    _ask({WAITS_FOR: "time", "seconds": _seconds(seconds)}, wait)
 
 
 async def wait_for(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
@@ -153,7 +154,7 @@ async def wait_for(name: str, *, within: Span | None = None, default: Any = ...)
 def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
     """Wait like ``wait_for``, in a node that is a plain function."""
     wait = wait_of("signal", within, default, None, name=require_name(name))
-    return _ask({"waits_for": "signal", "name": name}, wait)
+    return _ask({WAITS_FOR: "signal", "name": name}, wait)
 
 
 def require_name(name: object) -> str:
@@ -175,7 +176,7 @@ def wait_of(
     if until is None and default is not ...:
         raise ValueError("a default is the answer at the deadline; give within=…, too")
     if default is not ... and (size := len(encode(default, "default"))) > DEFAULT_MAX:
-        raise TooLarge(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
+        raise OverMaximum(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
     reminders = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
     times = tuple(sorted(parse_span("remind", _seconds(each)) for each in reminders))
     if len(times) > _REMINDERS_MAX:

@@ -195,14 +195,14 @@ async def _meets_rest(
     """Return True if a thread has the user and the tag; False if that cannot be read, as the search has to go
     on with the next thread."""
     try:
-        if query.user is not None and query.user != await _load_user(database, partition, row):
+        if query.user is not None and query.user != await load_user(database, partition, row):
             return False
         return query.tag is None or await _has_tag(database, partition, query.tag)
     except Corrupt:
         return False
 
 
-async def _load_user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
+async def load_user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
     """Return the user of a thread: the one of its newest run if its metadata names none, and that of its
     newest message if none has begun."""
     user = find_user(row.metadata)

@@ -3,33 +3,123 @@ who may do that, and how a thread is removed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine import versioned_documents
+from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
+from perdure.engine.versioned_documents import Versioned
+from perdure.errors import Contention, Corrupt
 from perdure.memory import Memory
+from perdure.memory.users import namespace_of
+from perdure.model.records import SERVER, Partition
+from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
-from perdure.runtime.operations.thread_search import ThreadMatch, ThreadQuery, search
+from perdure.runtime.agents.default_assistants import make_default_id
+from perdure.runtime.agents.run_user import user_of_config
+from perdure.runtime.operations.thread_search import ThreadQuery, load_user, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import load_row
-from perdure.runtime.threads.user_and_title import user_of_options
+from perdure.runtime.threads.rows import ThreadRow, load_row
+from perdure.runtime.threads.user_and_title import (
+    find_user,
+    read_users,
+    user_of_options,
+)
+
+_ASSISTANT = "assistant"
 
 
 async def find_crons(database: DatabaseHandle, tenant: str, user: str) -> list[crons.Cron]:
-    """Return a user's crons."""
+    """Return a user's crons: those that start runs of the user, and those whose metadata names the user, as
+    it is that of their threads."""
     all_crons = await database.arun(crons.read_all_crons(crons.place(tenant)))
-    return [cron for cron in all_crons if cron.body["user"]["identity"] == user]
+    assistants = await _read_assistants(database, tenant) if all_crons else []
+    configs = {assistant.name: assistant.body.get("config") for assistant in assistants}
+    return [cron for cron in all_crons if user in _list_users(cron.body, configs)]
 
 
-async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[ThreadMatch, None]:
-    """Yield the threads of a tenant by their ids, those of a user with their rows, as ``search`` does."""
+def _list_users(cron: Mapping[str, Any], configs: Mapping[str, Any]) -> set[str | None]:
+    """Return the user of a cron's runs and those of its metadata, any of which may be missing. The verified
+    user of a run comes before its config, and that before the config of its assistant."""
+    payload = cron.get("payload") or {}
+    runs_as = (
+        name_user((cron.get("user") or {}).get("identity"))
+        or user_of_options(payload)
+        or user_of_config(configs.get(str(cron.get("assistant_id"))))
+    )
+    of_runs = (payload.get("config") or {}).get("metadata") or {}
+    return {runs_as, find_user(cron.get("metadata") or {}), find_user(of_runs)}
+
+
+async def find_assistants(database: DatabaseHandle, tenant: str, user: str) -> list[str]:
+    """Return the ids of a user's assistants: the user is the owner by their metadata or, if that names none,
+    by their config. An assistant without an owner is for all users, and so is the default one of a graph."""
+    found: list[str] = []
+    for assistant in await _read_assistants(database, tenant):
+        body = assistant.body
+        owner = find_user(body.get("metadata") or {}) or user_of_config(body.get("config"))
+        if owner == user and not await _is_default(database, tenant, assistant.name):
+            found.append(assistant.name)
+    return found
+
+
+async def _is_default(database: DatabaseHandle, tenant: str, assistant_id: str) -> bool:
+    """Return True for the default assistant of a graph, which may have been given another graph since."""
+    program = versioned_documents.list_versions(_place_assistants(tenant), _ASSISTANT, assistant_id)
+    graphs = {version.body["graph_id"] for version in await database.arun(program)}
+    return assistant_id in map(make_default_id, graphs)
+
+
+async def _read_assistants(database: DatabaseHandle, tenant: str) -> list[Versioned]:
+    program = versioned_documents.read_all_current(_place_assistants(tenant), _ASSISTANT)
+    return await database.arun(program)
+
+
+def _place_assistants(tenant: str) -> Partition:
+    return Partition(tenant, f"{_ASSISTANT}s", SERVER)
+
+
+class UserThread(NamedTuple):
+    """A thread that was examined for a user.
+
+    Attributes:
+        cursor: Where to continue after it.
+        thread_id: The thread, ``None`` if it does not name the user.
+        others: Other users whom it names, too.
+    """
+
+    cursor: str
+    thread_id: str | None
+    others: Set[str]
+
+
+async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[UserThread, None]:
+    """Yield the threads of a tenant by their ids, those that name a user with their other users. A thread
+    that an application created has the owner that its metadata names; any other one has the users of all of
+    its runs, not only that of the latest."""
     by_id = walk._replace(is_by_id=True)
-    async with aclosing(search(by_id, ThreadQuery(user=user), cursor)) as steps:
+    async with aclosing(search(by_id, ThreadQuery(), cursor)) as steps:
         async for step in steps:
-            yield step
+            users = set[str]() if step.row is None else await _load_users(walk, step.row)
+            if step.row is not None and user in users:
+                yield UserThread(step.cursor, step.row.thread_id, users - {user})
+            else:
+                yield UserThread(step.cursor, None, frozenset())
+
+
+async def _load_users(walk: ThreadWalk, row: ThreadRow) -> set[str]:
+    database, partition = walk.database, Partition(walk.tenant, row.thread_id)
+    users = set[str | None]()
+    # What cannot be read does not end the removal of the other threads.
+    with suppress(Corrupt, Contention):
+        users.add(await load_user(database, partition, row))
+        if not (row.has_document and find_user(row.metadata) is not None):
+            users |= await database.arun(read_users(partition))
+    return {name for name in users if name is not None}
 
 
 async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
@@ -50,6 +140,7 @@ class RemovalTerms(NamedTuple):
 
     Attributes:
         own_crons: The user's crons.
+        own_assistants: The ids of the user's assistants.
         memories: The user's memories.
         remove_thread: Removes a listed thread; returns False if it stays.
         remove_unlisted: Removes a thread that is in no listing; returns False if it stays.
@@ -60,6 +151,7 @@ class RemovalTerms(NamedTuple):
     """
 
     own_crons: Sequence[crons.Cron]
+    own_assistants: Sequence[str]
     memories: Sequence[Memory]
     remove_thread: Callable[[str], Awaitable[bool]]
     remove_unlisted: Callable[[str], Awaitable[bool]]
@@ -69,39 +161,61 @@ class RemovalTerms(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Numbers of threads, crons and entries of memories that a step removed. A later call can
-    continue from ``cursor``, which is set after each thread that was examined."""
+    """Numbers of threads, crons, assistants and entries of memories that a step removed, and of threads that
+    stay because they name other users, too (``shared``). A later call can continue from ``cursor``, which is
+    set after each thread that was examined. ``is_in_log`` is True if the database's log may hold what was
+    removed."""
 
     threads: int = 0
+    shared: int = 0
     crons: int = 0
+    assistants: int = 0
     entries: int = 0
     cursor: str | None = None
+    is_in_log: bool = False
 
 
 async def remove_user(
     walk: ThreadWalk, user: str, terms: RemovalTerms, cursor: str = ""
 ) -> AsyncGenerator[Removed, None]:
     """Remove everything of a user, and yield each step: first what would begin, or learn, something new, then
-    the threads, and at the end what is known of the user."""
+    the threads, and then what is known of the user. Threads that name other users, too, stay. At the end it
+    empties the database's log."""
     if not cursor:
         for cron in terms.own_crons:
             await walk.database.arun(crons.remove(crons.place(walk.tenant), cron.id))
+        for assistant_id in terms.own_assistants:
+            program = versioned_documents.remove(_place_assistants(walk.tenant), _ASSISTANT, assistant_id)
+            await walk.database.arun(program)
         await terms.remove_unlisted(lane_of(user))
         if terms.end_runs is not None:
             await terms.end_runs()
-        yield Removed(crons=len(terms.own_crons))
+        yield Removed(crons=len(terms.own_crons), assistants=len(terms.own_assistants))
     listed = set[str]()
     async with aclosing(find_threads(walk, user, cursor)) as steps:
         async for step in steps:
             removed = False
-            if step.row is not None:
-                listed.add(step.row.thread_id)
-                removed = await terms.remove_thread(step.row.thread_id)
-            yield Removed(threads=int(removed), cursor=step.cursor)
+            if step.thread_id is not None:
+                listed.add(step.thread_id)
+                removed = not step.others and await terms.remove_thread(step.thread_id)
+            yield Removed(threads=int(removed), shared=int(bool(step.others)), cursor=step.cursor)
     async with terms.record() as record:
         threads = 0
         # A thread whose messages were ended may be listed by now, and so was removed above.
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
-    yield Removed(threads=threads, entries=entries)
+        await _remove_names(walk, user)
+    is_cut = await walk.database.acut_log()
+    yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
+
+
+async def _remove_names(walk: ThreadWalk, user: str) -> None:
+    """Remove the names of all namespaces of the store that hold nothing and have the user among their labels,
+    also of those whose items a program removed earlier."""
+    of_user = {user}
+    with suppress(ValueError):
+        of_user.add(namespace_of(user, ())[0])
+    await walk.database.arun(
+        items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
+    )

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.engine.decoding import read_each
+from perdure.engine.threads import history
+from perdure.langgraph.reading import plain_reading
+from perdure.model.heads import ROOT
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, Partition
 from perdure.model.runs.messages import Message
-from perdure.runtime.agents.run_user import USER, USER_ID
+from perdure.model.users import name_user
+from perdure.runtime.agents.run_user import user_of_config
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
 """Keys of the metadata that may name a thread's user; the first that exists counts. Handlers of a server's
@@ -21,27 +25,12 @@ _TITLES = ("title", "name")
 
 def find_user(metadata: Mapping[str, Any]) -> str | None:
     """Return the user that a thread's metadata names, ``None`` if it names none."""
-    return next((v for key in USER_KEYS if isinstance(v := metadata.get(key), str) and v), None)
+    return next((user for key in USER_KEYS if (user := name_user(metadata.get(key))) is not None), None)
 
 
 def user_of_options(options: Mapping[str, Any]) -> str | None:
-    """Return the user named by the stored options of a message, in the config of its run, or ``None``:
-    ``user_id``, or else the verified user of a server."""
-    config = options.get("config")
-    configurable = None
-    if isinstance(config, Mapping):
-        configurable = config.get("configurable")
-    if not isinstance(configurable, Mapping):
-        return None
-    named = configurable.get(USER_ID)
-    if not isinstance(named, str) or not named:
-        verified = configurable.get(USER)
-        named = None
-        if isinstance(verified, Mapping):
-            named = verified.get("identity")
-    if isinstance(named, str) and named:
-        return named
-    return None
+    """Return the user that the options of a run name in its config, or ``None``."""
+    return user_of_config(options.get("config"))
 
 
 def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
@@ -51,6 +40,20 @@ def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
     return next(
         (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None
     )
+
+
+def read_users(partition: Partition) -> Program[set[str]]:
+    """Return the users whom the metadata of a thread's stored checkpoints name."""
+    users = set[str]()
+    below: int | None = None
+    while True:
+        page = yield from history.read_page(partition, ROOT, below=below, limit=history.PAGE)
+        users.update(
+            user for record in page if (user := find_user(plain_reading.metadata_of(record))) is not None
+        )
+        if len(page) < history.PAGE:
+            return users
+        below = page[-1].seq
 
 
 def find_title(metadata: Mapping[str, Any]) -> str:

@@ -39,18 +39,23 @@ from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.agents.run_context import context_of, mirror
-from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
+from perdure.runtime.agents.run_user import USER, user_of, user_of_config
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
-from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
+from perdure.runtime.nodes.interrupt_answers import (
+    is_by_name,
+    refuse_to_ask_again,
+    remove_unnamed,
+    select_still_to_give,
+)
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
-from perdure.runtime.nodes.steering import STEERING, Steering
+from perdure.runtime.nodes.steering import STEERING, Steering, carry_untracked
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -164,10 +169,11 @@ async def _attempt(
     has_begun = begun_at is not None
     is_given_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_given_once and has_begun else agent.to_input(held.messages)
+    answered = frozenset[str]()
     if isinstance(given, Command):
         if (unknown := describe_unknown_nodes(graph, given)) is not None:
             raise NotAllowed(unknown)
-        given = await select_still_to_give(graph, head_config, held, given, views.steering.database)
+        given, answered = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _start_at(config, options.checkpoint_id)
@@ -199,6 +205,8 @@ async def _attempt(
     )
     held = views.steering.add_taken(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
+    if interrupts:
+        await refuse_to_ask_again(graph, head_config, answered)
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or has_channel:
@@ -242,10 +250,11 @@ async def _steer(
     if steering.first_look is not None:
         # The task reports its own failure. If this attempt is cancelled, the worker ends the task.
         await asyncio.wait([steering.first_look])
+    running = carry_untracked(graph)
     while True:
         steering.control.begin()
         try:
-            values = await _invoke(graph, given, config, call_options, buffer, publisher)
+            values = await _invoke(running, given, config, call_options, buffer, publisher)
         except GraphDrained:
             await steering.write_between_steps(graph, head_config, held)
             given, config = None, steering.make_next_config(graph, head_config)
@@ -258,6 +267,7 @@ async def _steer(
                 await publisher.fail(cancelled)
             raise
         except Exception as error:
+            steering.name_limit(error, graph, head_config)
             if publisher is not None:
                 await publisher.fail(error)
             raise
@@ -488,9 +498,7 @@ def config_of(
     }
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
-    verified = configurable.get(USER)
-    user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
-    calls = ModelCalls(views.called, views.prices, str(user), views.answers)
+    calls = ModelCalls(views.called, views.prices, user_of_config(config) or "", views.answers)
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
         # Time that a call waited for its turn does not count for its model.

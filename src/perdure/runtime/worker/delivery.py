@@ -21,9 +21,12 @@ from perdure.model.runs.messages import (
     WAITING,
     Message,
     Reply,
+    check_reply,
     replace_surrogates,
+    replace_surrogates_in,
     shorten_error,
 )
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.jitter import spread
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
@@ -118,17 +121,25 @@ class Channel:
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
     def format_replies(self, ending: Ending) -> Ending:
-        """Return the ending of a run with its replies in the form in which they are sent."""
+        """Return the ending of a run with its replies in the form in which they are sent: no provider takes
+        half of a character.
+
+        Raises:
+            Exception: ``ask`` or ``split`` raises this.
+            TypeError: ``split`` returns something other than a list.
+            Unserialisable: A reply is not plain JSON data.
+            TooLarge: A reply is larger than can be stored.
+        """
+        replies = tuple(ending.replies)
         if ending.state == WAITING:
             ask = self.ask
-            if ask is None:
-                questions = ()
-            else:
-                questions = tuple(ask(each["id"], each["value"]) for each in ending.replies)
-            ending = replace(ending, replies=questions)
-        if self.split is None:
-            return ending
-        return replace(ending, replies=tuple(part for each in ending.replies for part in self.split(each)))
+            replies = () if ask is None else tuple(ask(each["id"], each["value"]) for each in replies)
+        replies = tuple(map(replace_surrogates_in, replies))
+        if self.split is not None:
+            replies = tuple(part for each in replies for part in _divide(self.split, each))
+        for reply in replies:
+            check_reply(reply)
+        return replace(ending, replies=replies)
 
 
 class Delivery:
@@ -189,7 +200,7 @@ class Delivery:
         if channel.find is not None and channel.in_doubt == "reconcile":
             try:
                 async with asyncio.timeout(channel.timeout):
-                    known = await channel.find(sending.partition.thread, reply)
+                    known = await contain(channel.find(sending.partition.thread, reply))
             except NotSent as error:
                 return await self._decide_unasked(channel, sending, error), sending
             except Exception as error:
@@ -218,7 +229,7 @@ class Delivery:
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
-                    return _to_outcome(await channel.deliver(sending.partition, reply))
+                    return _to_outcome(await contain(channel.deliver(sending.partition, reply)))
         except Undeliverable as error:
             return DeliveryOutcome(DEAD, error=shorten_error(error))
         except NotSent as error:
@@ -232,6 +243,14 @@ class Delivery:
             if channel.in_doubt == "reconcile":
                 return DeliveryOutcome(SENDING, error=shorten_error(error))
             return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
+
+
+def _divide(split: Callable[[Any], Sequence[Any]], reply: Any) -> Sequence[Any]:
+    """Return the parts of a reply."""
+    parts: Any = split(reply)
+    if not isinstance(parts, list | tuple):
+        raise TypeError(f"split=… of a channel returns a list of replies, not {type(parts).__name__}")
+    return cast(Sequence[Any], parts)
 
 
 def _decide_failed_question(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from perdure.errors import Unavailable
 from perdure.model.records import Partition
 from perdure.model.runs.queue import IN, Lane
+from perdure.runtime.contained_exits import contain, create_contained_task
 from perdure.runtime.jitter import spread
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
@@ -27,6 +28,9 @@ from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
 """Seconds for which the result of a poll is used before the next poll."""
+_EARLY_S = 0.001
+"""Seconds by which a timer is set later than a queue is due: uvloop rounds to milliseconds, and a queue that
+is served before it is due would wait for the next poll."""
 _CANCEL_WAIT_S = 10.0
 """Maximum seconds to wait for work that was asked to release what it holds."""
 _REPORTED_EVERY_S = 60.0
@@ -72,7 +76,7 @@ class Dispatch:
         """Queues that ``serve_reserved`` was called for while they were served."""
         self._awaited: dict[Due, Counter[Partition]] = {}
         """Threads for whose runs the run of a queue waits."""
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: set[asyncio.Handle] = set()
         self._wake = asyncio.Event()
         self._context = copy_context()
         self.is_stopping = False
@@ -97,6 +101,7 @@ class Dispatch:
         self._wake.set()
         for timer in self._timers:
             timer.cancel()
+        self._timers.clear()
 
     async def wait_until_idle(self, within: float) -> int:
         """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
@@ -205,13 +210,15 @@ class Dispatch:
 
     def serve_later(self, due: Due, delay: float) -> None:
         """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
-        if self.is_stopping:
+        if self.is_stopping or self._waits_for_calls:
             return
-        if self._waits_for_calls:
-            return
-        loop = asyncio.get_running_loop()
-        self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
-        self._timers.add(loop.call_later(delay, self.serve_soon, due))
+
+        def serve() -> None:
+            self._timers.discard(timer)
+            self.serve_soon(due)
+
+        timer = asyncio.get_running_loop().call_later(delay + _EARLY_S, serve)
+        self._timers.add(timer)
 
     def is_served(self, due: Due) -> bool:
         """Return True if this process serves a queue now."""
@@ -357,7 +364,7 @@ class Dispatch:
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
-        task = asyncio.create_task(self._serve_turns(due), context=self._context.copy())
+        task = create_contained_task(self._serve_turns(due), self._context.copy())
         self._serving[due] = task
         task.add_done_callback(lambda _: self._note_done(due))
 
@@ -475,14 +482,14 @@ class Dispatch:
         _SERVED.set((self, due))
         time = asyncio.get_running_loop().time
         try:
-            more = await self._work[name](partition)
+            more = await contain(self._work[name](partition))
             was_useful = isinstance(more, bool)
             while more is True and not self.is_stopping:
                 if self._backlog:
                     # Others wait: this queue gets another turn later.
                     self._to_serve_again.add(due)
                     break
-                more = await self._work[name](partition)
+                more = await contain(self._work[name](partition))
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
             self._backlog.postpone(due, time(), failed=True)

@@ -21,7 +21,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import decide_stopped_state
-from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, shorten_error
+from perdure.model.runs.messages import DONE, FAILED, START, TIMEOUT, WAITING, Run, shorten_error
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import Wait, with_waits
@@ -30,9 +30,11 @@ from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.memory_turns import MEMORY
 from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.graphs import Graphs
+from perdure.runtime.contained_exits import contain, contain_exits
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
+from perdure.runtime.failures.unfit_updates import describe_unfit_answer
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
@@ -47,7 +49,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
-from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
+from perdure.runtime.worker.uncounted_attempts import PERMANENT, Excuses, Judge
 
 _ENDED_MAX = 4096
 _SOON_POLLS = 2
@@ -78,6 +80,7 @@ class Runner:
         self._works = context.works
         self.leases = Leases(context)
         self.excuses = Excuses(context)
+        self._judge = Judge(context.database, context.settings.limits)
         self.activity = ActivityCounts(context.database, context.clock, context.owner, context.observers)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
@@ -328,7 +331,7 @@ class Runner:
     async def _indicate(self, held: HeldRun, indicate: Indicate) -> None:
         """Show on the run's channel that an answer is being written."""
         try:
-            await indicate(held.partition, held.messages[-1])
+            await contain(indicate(held.partition, held.messages[-1]))
         except Exception as error:
             self._emit("run.indicator_failed", held, error=type(error).__name__)
 
@@ -338,7 +341,8 @@ class Runner:
             return add_notice(held, ending)
         channel = self._channels.get(held.run.channel)
         if channel is not None:
-            return channel.format_replies(ending)
+            with contain_exits():
+                return channel.format_replies(ending)
         # The interrupts of a run are not replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 
@@ -350,12 +354,19 @@ class Runner:
             self._queues.forget(held.partition)
         if not task.done():
             self._emit("run.not_heeded", held)
-        elif not task.cancelled() and task.exception() is None:
+        unformatted: Exception | None = None
+        if task.done() and not task.cancelled() and task.exception() is None:
             # It finished before it was stopped, so its result counts.
             try:
-                return await self._finish(held, task.result())
-            except PERMANENT as refused:
-                return await self._give_up(held, make_failure_note(refused))
+                ending = self._format_ending(held, task.result())
+            except Exception as error:
+                # The channel's functions are the application's, as the graph is: the attempt has failed.
+                unformatted = error
+            else:
+                try:
+                    return await self._finish(held, ending)
+                except PERMANENT as refused:
+                    return await self._give_up(held, make_failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -369,10 +380,14 @@ class Runner:
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stop(held, how)
-        error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
-        if isinstance(error, Fenced):
-            raise error
-        return await self._fail(held, error or asyncio.CancelledError())
+        failure: BaseException | None = unformatted
+        if failure is None and task.done() and not task.cancelled():
+            failure = task.exception()
+        if isinstance(failure, Fenced):
+            # A node's own call on another thread, or on this one, raises it, too: ask for this run's lease.
+            now = await self._clock.now()
+            held = await self._database.arun(runs.renew(held, now, self._settings.lease_us))
+        return await self._fail(held, failure or asyncio.CancelledError())
 
     async def hand_back(self, held: HeldRun) -> None:
         """Release a healthy run: it is due for other workers at once, and the attempt does not count."""
@@ -381,9 +396,17 @@ class Runner:
         self._emit("run.handed_over", held)
         self._notifications.notify_due(held.partition)
 
+    def _format_ending(self, held: HeldRun, ending: Ending) -> Ending:
+        """Return the ending of a run as it is stored, with its replies and its waits.
+
+        Raises:
+            Exception: A function of the run's channel raises this, or makes replies that cannot be stored.
+        """
+        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        return self._add_waits(held, self._add_replies(held, ending), asked)
+
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        questions = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._add_waits(held, self._add_replies(held, ending), questions)
+        """End a run with an ending that ``_format_ending`` made."""
         now = await self._clock.now()
         last, puts = await self.buffers.end(held, ending)
         buffer = self.buffers.get(held)
@@ -463,7 +486,8 @@ class Runner:
         else:
             held, note = await self._roll_back(held, how == ROLLBACK)
             is_kept = bool(note)
-        return await self._finish(held, Ending(decide_stopped_state(how, is_kept=is_kept), note))
+        stopped = Ending(decide_stopped_state(how, is_kept=is_kept), note)
+        return await self._finish(held, self._format_ending(held, stopped))
 
     def _note_lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
@@ -475,15 +499,15 @@ class Runner:
         log_failure(held.run.id, error)
         max_attempts = self._settings.attempts
         attempts = Options.read(held.messages[0].options).attempts
-        if attempts is not None and not isinstance(error, Unavailable):
+        is_no_fault, may_excuse = self._judge.is_no_fault(error, held), self._judge.may_excuse(error)
+        if attempts is not None and not may_excuse:
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             max_attempts = min(attempts, max_attempts)
-        is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
-        is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (
-            runs.count_attempts(held.run) >= max_attempts or isinstance(error, PERMANENT)
-        ):
-            return await self._give_up(held, note)
+        is_excused = not is_no_fault and may_excuse and await self._database.arun(runs.excuse(held))
+        is_no_fault = is_no_fault or is_excused
+        is_permanent = self._judge.is_permanent(error, held)
+        if not is_no_fault and (is_permanent or runs.count_attempts(held.run) >= max_attempts):
+            return await self._give_up(held, note, describe_unfit_answer(error))
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
@@ -491,14 +515,24 @@ class Runner:
         self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
-    async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], remedy: str | None = None) -> bool:
+        """End a run that has failed, with the agent's apology, or a ``remedy`` in its place."""
         options = Options.read_if_readable(held.messages[0].options)
         policy = None if options is None else options.on_failure
         held, kept = await self._roll_back(held, (policy or self._settings.on_failure) == "rollback")
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
+        if apology and remedy:
+            apology = remedy
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
-        return await self._finish(held, Ending(FAILED, note, replies))
+        failed = Ending(FAILED, note, replies)
+        try:
+            ending = self._format_ending(held, failed)
+        except Exception as error:
+            # An apology that its channel cannot divide is sent whole: otherwise the run would never end.
+            self._emit("run.apology_not_divided", held, error=type(error).__name__)
+            ending = self._add_waits(held, failed, {})
+        return await self._finish(held, ending)
 
     async def _roll_back(self, held: HeldRun, is_whole: bool) -> tuple[HeldRun, dict[str, Any]]:
         """Remove all records of a run if ``is_whole``; otherwise only the answers after which it failed, and
@@ -528,7 +562,8 @@ class Runner:
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
-            await self._database.arun(questions.release_answers(held.partition, held.run))
+            start = held.messages[0].options.get(START)
+            await self._database.arun(questions.release_answers(held.partition, held.run, start))
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
         return held, note

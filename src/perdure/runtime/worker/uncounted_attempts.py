@@ -1,4 +1,5 @@
-"""Attempts that failed because the database was unavailable or answered too late do not count.
+"""Attempts that failed because the database was unavailable or answered too late do not count, and errors
+that are no fault of the run, or that no further attempt could avoid.
 
 Claiming a run counts an attempt, so that attempts of killed processes count. A worker that is still alive
 after such a failure excuses the attempt, which uncounts it, as soon as the database answers again.
@@ -7,7 +8,11 @@ after such a failure excuses the attempt, which uncounts it, as soon as the data
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+from langgraph.errors import is_invalid_resume
+
+from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import runs
 from perdure.engine.queue.runs import HeldRun
 from perdure.engine.threads.steering import TakenBack
@@ -27,16 +32,22 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
+from perdure.model.limits import SharedLimit
+from perdure.model.records import THREADS
+from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import fields_of
+from perdure.storage.error_origins import find_origin
+from perdure.storage.port import Driver
 
 _RETRY_S = 300.0
 """Seconds for which excusing an attempt is retried while the database is unavailable."""
 
-NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing, LimitPending)
-"""Errors after which an attempt does not count. In a rolling deploy, a worker of the other version or with
-the new key continues the run; a user may withdraw a message while a node uses it; a run may wait for a
-limit."""
+_OF_ITS_THREAD = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
+"""Errors of the run's own thread after which an attempt does not count: in a rolling deploy, a worker of the
+other version or with the new key continues the run; a user may withdraw a message while a node uses it."""
+_OF_ITS_DATABASE = (Unavailable, KeyMissing)
+"""Errors of the worker's database after which some attempts do not count."""
 PERMANENT = (
     LimitReached,
     NotAllowed,
@@ -48,6 +59,64 @@ PERMANENT = (
     TooLarge,
 )
 """Errors that another attempt would raise again."""
+
+
+class Judge:
+    """Decides what an error says of the run in which it was raised. A node may raise the same errors about
+    another thread or database, or a limit of another run: these are errors like any other."""
+
+    def __init__(self, database: DatabaseHandle, limits: Mapping[str, SharedLimit]) -> None:
+        self._database = database
+        self._limits = limits
+
+    def is_no_fault(self, error: BaseException, held: HeldRun) -> bool:
+        """Return True if the run is to be continued later, however often: its own thread is not for this
+        worker now, or the run waits for one of its limits."""
+        if isinstance(error, LimitPending):
+            return self._is_of_its_limits(error, held)
+        return isinstance(error, _OF_ITS_THREAD) and self._is_of_its_thread(error, held)
+
+    def may_excuse(self, error: BaseException) -> bool:
+        """Return True if the attempt need not count, as the worker's own database was at fault."""
+        if isinstance(error, KeyMissing) and find_origin(error) is None:
+            return False
+        return isinstance(error, _OF_ITS_DATABASE) and self._is_of_its_database(error)
+
+    def is_permanent(self, error: BaseException, held: HeldRun) -> bool:
+        """Return True if another attempt would raise the error again."""
+        if isinstance(error, LimitReached):
+            return not isinstance(error, LimitPending) and self._is_of_its_limits(error, held)
+        if is_invalid_resume(error):
+            return True
+        return isinstance(error, PERMANENT) and not self._is_of_another_thread(error, held)
+
+    def _is_of_its_database(self, error: BaseException) -> bool:
+        # Without an origin it is of no program, and so of the worker or of the checkpointer, which it runs.
+        origin = find_origin(error)
+        return origin is None or _bare(origin.driver) is _bare(self._database.driver)
+
+    def _is_of_its_thread(self, error: BaseException, held: HeldRun) -> bool:
+        origin = find_origin(error)
+        is_there = origin is not None and origin.partition in (None, held.partition)
+        return is_there and self._is_of_its_database(error)
+
+    def _is_of_another_thread(self, error: BaseException, held: HeldRun) -> bool:
+        origin = find_origin(error)
+        if origin is None or not self._is_of_its_database(error):
+            return origin is not None
+        place = origin.partition
+        return place is not None and place.space == THREADS and place != held.partition
+
+    def _is_of_its_limits(self, error: LimitReached, held: HeldRun) -> bool:
+        limit = self._limits.get(error.limit)
+        return limit is not None and limit.of != "run" and limit.is_of(held.run.graph)
+
+
+def _bare(driver: Driver) -> Driver:
+    """Return a driver without the retention around it, which is put there once a server uses a database."""
+    while isinstance(driver, ExpiringDriver):
+        driver = driver.inner
+    return driver
 
 
 class Excuses:

@@ -294,6 +294,9 @@ class DurableTasks(RequestHandler):
     async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
         """Store a message as a run, and return its task. For a message that was sent before, return the task
         that it has already."""
+        if params.message.role == types.Role.ROLE_AGENT:
+            raise InvalidParamsError("a message to an agent has the role ROLE_USER, not ROLE_AGENT")
+        _read_history_length(params.configuration)
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {
             "name": A2A,
@@ -486,13 +489,10 @@ class DurableTasks(RequestHandler):
         raise _shutdown_error()
 
     async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
+        most = _read_history_length(asked)
         shown = await describe_task(self._caller.runtime, task)
-        if asked is not None and asked.HasField("history_length"):
-            most = asked.history_length
-            if most:
-                shown["history"] = shown["history"][-most:]
-            else:
-                shown["history"] = []
+        if most is not None:
+            shown["history"] = shown["history"][-most:] if most else []
         return parse_lenient(shown, types.Task())
 
     async def _takes_messages(self) -> bool:
@@ -518,6 +518,15 @@ class DurableTasks(RequestHandler):
         if key is not None:
             own_key = f"a2a:{self._assistant.assistant_id}:{key}"
         return without_terms(self._headers, own_key)
+
+
+def _read_history_length(asked: Any) -> int | None:
+    """Return the number of messages of the history that a request asks for, ``None`` for all."""
+    if asked is None or not asked.HasField("history_length"):
+        return None
+    if asked.history_length < 0:
+        raise InvalidParamsError(f"historyLength is 0 or more, not {asked.history_length}")
+    return int(asked.history_length)
 
 
 def _shutdown_error() -> InternalError:

@@ -8,10 +8,14 @@ from typing import Any
 
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError
 
+from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import User
 from perdure.server.auth.reserved_names import with_verified
 
 _KINDS = ("image", "audio", "video")
+_DATA_DEPTH = 30
+"""Maximum nesting depth of the data in a part. Protobuf refuses a message of more than 100 levels, and a
+level of data takes up to three of them."""
 
 
 def input_of(user: User, message: Mapping[str, Any], *, takes_messages: bool) -> dict[str, Any]:
@@ -68,6 +72,22 @@ def answer_of(user: User, message: Mapping[str, Any]) -> Any:
     return _make_content([_make_block(part) for part in parts])
 
 
+def make_data_part(value: Any) -> dict[str, Any]:
+    """Return plain data as a part: text with its JSON if it is nested deeper than the protocol's parsers go,
+    so that its task, and all that are listed with it, can be read."""
+    level = [value]
+    for _ in range(_DATA_DEPTH):
+        level = [
+            part
+            for container in level
+            if isinstance(container, dict | list)
+            for part in (container.values() if isinstance(container, dict) else container)
+        ]
+    if any(isinstance(part, dict | list) for part in level):
+        return {"text": to_json(value)}
+    return {"data": value}
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """Return the text of a message of LangChain in its JSON form."""
     content = message.get("content")
@@ -93,7 +113,7 @@ def _make_part(block: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = block.get("type")
     if kind == "non_standard":
         if "value" in block:
-            return {"data": block["value"]}
+            return make_data_part(block["value"])
         return None
     if kind not in (*_KINDS, "file"):
         return None

@@ -7,7 +7,6 @@ also if it ends because another message closes its question: at least once, sign
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
 from perdure.runtime.documents import ThreadDocuments
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.threads import missing_error
 from perdure.server.a2a.tasks import (
@@ -143,7 +143,7 @@ async def find_notices(
     if is_early:
         body = _encode_early(shown)
     else:
-        body = json.dumps({"task": shown}, ensure_ascii=False)
+        body = to_json({"task": shown})
     return [
         TaskNotice(receiver["id"], receiver["url"], _make_headers(receiver), body.encode())
         for receiver in receivers

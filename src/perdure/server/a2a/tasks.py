@@ -23,7 +23,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.a2a.contexts import context_of
-from perdure.server.a2a.parts import parts_of, text_of
+from perdure.server.a2a.parts import make_data_part, parts_of, text_of
 from perdure.server.runs.run_values import RunResult, result_of, values_of
 
 PROTOCOL = "protocol"
@@ -337,7 +337,7 @@ def _make_message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
 def _make_part(value: Any) -> JsonObject:
     if isinstance(value, str) and value:
         return {"text": value}
-    return {"data": value}
+    return make_data_part(value)
 
 
 def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
@@ -345,7 +345,7 @@ def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     of its graph besides messages. None if there is neither."""
     values, before = json.loads(to_json(result.after)), json.loads(to_json(result.before))
     if not isinstance(values, dict):
-        return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
+        return {"artifactId": task.run_id, "name": "values", "parts": [make_data_part(values)]}
     earlier_messages = _select_messages(before)
     for message in reversed(_select_messages(values)):
         if message.get("type") == "ai" and message not in earlier_messages and (parts := parts_of(message)):
@@ -357,7 +357,7 @@ def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
         outputs = {name: value for name, value in outputs.items() if old.get(name) != value}
     if not outputs:
         return None
-    return {"artifactId": task.run_id, "name": "values", "parts": [{"data": outputs}]}
+    return {"artifactId": task.run_id, "name": "values", "parts": [make_data_part(outputs)]}
 
 
 def _select_messages(values: Any) -> list[JsonObject]:
@@ -399,7 +399,7 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
         if others := {name: value for name, value in values.items() if name != "messages"}:
-            parts.append({"data": others})
+            parts.append(make_data_part(others))
     elif RESUME in payload or "resume" in command:
         parts.append(_make_part(read_answer(standing)))
     if not parts:

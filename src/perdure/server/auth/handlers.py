@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
+from perdure.model.users import name_user
 from perdure.server.auth.authorized_values import check_changed_arguments
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
@@ -302,15 +303,15 @@ def _read_user(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
         raise _NotAUser(
             f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
         )
-    identity = user_fields.get("identity")
-    if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
+    identity = name_user(user_fields.get("identity"))
+    if identity is None:
         raise _NotAUser("its identity is missing or empty, or neither text nor a number")
     if permissions is None:
         permissions = user_fields.get("permissions")
     return (
-        str(identity),
+        identity,
         _read_permissions(permissions),
-        json_data({**user_fields, "identity": str(identity)}, "user"),
+        json_data({**user_fields, "identity": identity}, "user"),
     )
 
 

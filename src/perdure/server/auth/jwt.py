@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting, MissingExtra
+from perdure.model.users import name_user
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.handlers import read_single_header
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
@@ -155,8 +156,8 @@ class Jwt:
         valid token that names no tenant, and with 503 while the keys cannot be fetched."""
         claims = await self._read_claims(self._read_token(request))
         name = self._settings.identity_claim
-        identity = claims.get(name)
-        if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
+        identity = name_user(claims.get(name))
+        if identity is None:
             raise _unauthorized_error(
                 f"the token's {name} claim is missing or empty, or neither text nor a number"
             )
@@ -165,7 +166,7 @@ class Jwt:
             fields = claims
         else:
             fields = {**claims, "display_name": claims.get("name")}
-        return User(str(identity), tenant, _read_permissions(claims), fields)
+        return User(identity, tenant, _read_permissions(claims), fields)
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
         if self._rules is None:

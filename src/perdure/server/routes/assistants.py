@@ -46,7 +46,8 @@ class _New(Body):
 
 
 class _Patch(Body):
-    """Changes of an assistant. ``metadata`` is merged, the rest replaced."""
+    """Changes of an assistant. ``metadata`` is merged, the rest replaced; ``context`` and the configurable
+    values of ``config`` are one, so an empty one clears both."""
 
     graph_id: str | None = None
     name: str | None = None
@@ -173,12 +174,13 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
             raise no_assistant_error(assistant_id)
         metadata = {**before.metadata, **(value.get("metadata") or {})}
         require_stamp(conditions, metadata)
-        if "context" in parts and "config" not in parts:
+        mirrored: dict[str, dict[str, Any]] = {}
+        if "config" in parts:
+            mirrored = _mirror(parts["config"], parts.get("context", {}))
+        elif "context" in parts:
             config = {name: part for name, part in before.config.items() if name != "configurable"}
             mirrored = _mirror(config, parts["context"])
-        else:
-            mirrored = _mirror(parts.get("config", {}), parts.get("context", {}))
-        return replace(before, **{**parts, **{k: v for k, v in mirrored.items() if v}}, metadata=metadata)
+        return replace(before, **{**parts, **mirrored}, metadata=metadata)
 
     made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, change)
     if made is None:

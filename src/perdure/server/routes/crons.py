@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Path, Response
+from fastapi import Path, Request, Response
 from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
@@ -16,7 +16,7 @@ from perdure.runtime.agents.run_user import USER_EMAIL
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing_error
-from perdure.server import responses
+from perdure.server import responses, thread_ids
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.auth.reserved_names import list_verified_names, without_claims
@@ -69,7 +69,7 @@ _When = Annotated[AwareDatetime, BeforeValidator(_make_aware)]
 class _Changes(Body):
     """Fields of a cron that can be changed."""
 
-    timezone: str | None = None
+    timezone: Annotated[str, Field(min_length=1)] | None = None
     end_time: _When | None = None
     input: Any = None
     metadata: Mapped | None = None
@@ -145,9 +145,11 @@ async def create_for_thread(caller: CallerNow, thread_id: ThreadId, new: _New) -
 
 
 @router.post("/runs/crons")
-async def create(caller: CallerNow, new: _New) -> Json:
-    """Create a cron that runs an assistant on a new thread each time."""
-    return await _create(caller, None, new)
+async def create(caller: CallerNow, request: Request, new: _New) -> Json:
+    """Create a cron that runs an assistant on a new thread each time, or on the one that the query or the
+    body names."""
+    named = await thread_ids.read_from_request(request)
+    return await _create(caller, thread_ids.require_same_thread(named), new)
 
 
 @router.post("/runs/crons/search")

@@ -117,9 +117,13 @@ class ServerAccess:
         return self._caller.host.runtime.graphs.values()
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
         wanted: list[tuple[str, dict[str, Any]]] = [("crons", {"cron_id": name}) for name in cron_ids]
+        wanted += (("assistants", {"assistant_id": name}) for name in assistant_ids)
         wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in namespaces)
         for resource, value in wanted:
             before = dict(value)

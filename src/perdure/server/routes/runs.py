@@ -127,18 +127,26 @@ async def _create(caller: Caller, request: Request, thread_id: str | None, new: 
 
 
 async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
-    """Return a run that was accepted; a temporary thread is removed after it."""
+    """Return a run that was accepted, even if another request has rolled it back since: "not found" would be
+    said of the thread or the assistant. A temporary thread is removed after the run."""
     try:
-        standing = await _find_standing(caller, accepted.thread_id, accepted.run_id)
+        standing = await caller.runtime.find(accepted.thread_id, accepted.run_id)
     finally:
         # A short run may have ended already: its thread is removed only after the run was read here.
         if accepted.is_temporary:
             caller.host.run_in_background(remove_after_run(caller, accepted))
-    shown = responses.run(standing, accepted.thread_id)
-    if accepted.is_new:
-        # The run's status when it was accepted; a worker may have begun it since.
-        shown["status"] = "pending"
-    return Json(shown, headers=_make_addresses(accepted, None))
+    if standing is None:
+        raise _make_missing_error(accepted.run_id)
+    return Json(
+        _show_accepted(standing, accepted.thread_id, is_new=accepted.is_new),
+        headers=_make_addresses(accepted, None),
+    )
+
+
+def _show_accepted(standing: Standing, thread_id: str, *, is_new: bool) -> dict[str, Any]:
+    shown = responses.run(standing, thread_id)
+    # The status of a new run when it was accepted: a worker may have begun it since.
+    return {**shown, "status": "pending" if is_new else shown["status"] or "interrupted"}
 
 
 @router.post("/threads/{thread_id}/runs/stream")
@@ -372,7 +380,7 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     stays."""
     await caller.authorize_thread(thread_id, "create_run", run_id=run_id)
     ticket = await caller.runtime.retry(thread_id, run_id)
-    return Json(responses.run(await caller.runtime.look(ticket), thread_id))
+    return Json(_show_accepted(await caller.runtime.look(ticket), thread_id, is_new=not ticket.is_duplicate))
 
 
 @router.post("/runs/retry")
@@ -436,8 +444,12 @@ async def _cancel(caller: Caller, thread_id: str, run_id: str, action: Action) -
 async def _find_standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
     standing = await caller.runtime.find(thread_id, run_id)
     if standing is None or not responses.run_status(standing):
-        raise NotFound(f"Run {run_id!r} not found.")
+        raise _make_missing_error(run_id)
     return standing
+
+
+def _make_missing_error(run_id: str) -> NotFound:
+    return NotFound(f"Run {run_id!r} not found.")
 
 
 async def _require_runs(caller: Caller, thread_id: str, run_ids: Sequence[str]) -> None:

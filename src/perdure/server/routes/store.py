@@ -24,7 +24,7 @@ from perdure.server.auth.authorized_values import fault_of, make_change_refusal
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
 from perdure.server.openapi import make_router
-from perdure.server.requests import Body, Conditions, Names, Offset, Page
+from perdure.server.requests import Body, ItemFilter, Names, Offset, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 from perdure.server.streaming.json_list import json_list
@@ -85,7 +85,7 @@ class _Delete(Body):
 
 class _Search(Body):
     namespace: Labels = Field(default_factory=list[str], alias="namespace_prefix")
-    filter: Conditions = Field(default_factory=dict)
+    filter: ItemFilter = Field(default_factory=dict)
     limit: Page = 10
     offset: Offset = 0
     query: str | None = None

@@ -7,7 +7,7 @@ reference that names another thread a 422. If it is removed later, while the run
 from __future__ import annotations
 
 from perdure.server.auth.identity import Refusal
-from perdure.server.requests import NewRun, Ref, check_text
+from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.thread_ids import require_same
 
@@ -25,10 +25,6 @@ def start_of(new: NewRun, thread_id: str) -> Ref | None:
     configured = (new.config.get("configurable") or {}).get("checkpoint_id")
     if not isinstance(configured, str | None):
         raise Refusal(422, "config.configurable.checkpoint_id is the id of a checkpoint, which is text")
-    try:
-        check_text({"config.configurable.checkpoint_id": configured})
-    except ValueError as error:
-        raise Refusal(422, str(error)) from None
     ref = new.checkpoint or Ref()
     require_same(thread_id, ref.thread_id)
     chosen = choose_id(ref.checkpoint_id, new.checkpoint_id, configured)

@@ -329,7 +329,7 @@ async def _submit_next(
     if ticket.is_duplicate:
         await _refuse_other_run(caller, ticket, invocation.new, options)
     # The graph that asked continues with the answer, whichever graph the answer was sent to.
-    is_for_other = _is_answer(invocation, options, terms) and row.graph_id not in (None, stamp["graph_id"])
+    is_for_other = _is_answer(invocation, terms) and row.graph_id not in (None, stamp["graph_id"])
     if ticket.is_duplicate or is_for_other or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
@@ -455,7 +455,7 @@ async def _submit(
     command = None
     if new.command is not None:
         command = new.command.dump_sent()
-    if new.command is not None and command is not None and _is_answer(invocation, options, terms):
+    if new.command is not None and command is not None and _is_answer(invocation, terms):
         return await caller.runtime.answer(
             thread_id,
             new.command.resume,
@@ -483,11 +483,10 @@ async def _submit(
     )
 
 
-def _is_answer(invocation: _Invocation, options: Options, terms: RunTerms) -> bool:
-    """Return True if a run answers the question that its thread asks now."""
+def _is_answer(invocation: _Invocation, terms: RunTerms) -> bool:
+    """Return True if a run answers a question of its thread."""
     command = invocation.new.command
-    is_answer = command is not None and (terms.interrupt_id is not None or command.is_answer)
-    return is_answer and options.checkpoint_id is None
+    return command is not None and (terms.interrupt_id is not None or command.is_answer)
 
 
 async def _refuse_other_run(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:

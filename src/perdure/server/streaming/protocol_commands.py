@@ -29,7 +29,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.runs.checkpoint_references import NoCheckpoint
 from perdure.server.runs.run_creation import submit
-from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, show_snapshot, snapshot
 from perdure.server.streaming import streams
 from perdure.server.thread_ids import require_same
 from perdure.server.validation_faults import fault_text
@@ -55,6 +55,7 @@ class _Params(BaseModel):
 
 class _Answer(_Params):
     interrupt_id: str
+    namespace: requests.Names = Field(default_factory=list[str])
     response: Any = None
 
 
@@ -104,7 +105,7 @@ async def execute(
     try:
         if method not in _COMMANDS:
             raise _CommandError("unknown_command", f"there is no command {method!r}")
-        checked = requests.check_numbers(requests.check_text(requests.check_depth(params)))
+        checked = requests.check_values(requests.check_depth(params))
         result = await _COMMANDS[method](caller, headers, thread_id, checked)
     except _CommandError as error:
         return _make_error(error.code, str(error))
@@ -146,10 +147,14 @@ async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: P
     fork = params.get("forkFrom") or params.get("fork_from")
     if isinstance(fork, Mapping):
         require_same(thread_id, fork.get("thread_id") or fork.get("threadId"))
+        fork_namespace = fork.get("checkpoint_ns") or fork.get("checkpointNs")
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
+    else:
+        fork_namespace = None
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
     config = _StartParams.model_validate(params).config
     resolved = {**params, "config": config, "multitask_strategy": strategy, "checkpoint_id": fork}
+    resolved["checkpoint_ns"] = fork_namespace
     if (
         _find_start(resolved) is None
         and resolved.get("input") is not None
@@ -191,6 +196,9 @@ async def _submit_run(caller: Caller, headers: Headers, thread_id: str, params: 
             "metadata": params.get("metadata"),
             "config": _remove_langgraph_values(config),
             "checkpoint_id": _find_start(params),
+            "checkpoint": {"checkpoint_ns": namespace}
+            if (namespace := params.get("checkpoint_ns"))
+            else None,
             "multitask_strategy": params.get("multitask_strategy"),
             "if_not_exists": "create",
             "stream_resumable": True,
@@ -232,6 +240,11 @@ async def _answer_interrupts(
             raise _CommandError(
                 "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
             )
+    if (twice := _find_answered_twice(answers)) is not None:
+        raise _CommandError(
+            "invalid_argument", f"params.responses has two answers to the interrupt {twice!r}; send one"
+        )
+    await _require_asked_in(caller, row, answers)
     is_one = len(answers) == 1
     if is_one:
         resume = answers[0].response
@@ -239,7 +252,7 @@ async def _answer_interrupts(
         resume = {answer.interrupt_id: answer.response for answer in answers}
     new = NewRun.model_validate(
         {
-            "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
+            "assistant_id": await _choose_assistant(caller, row),
             "command": {"resume": resume, "update": further.update, "goto": further.goto},
             "config": _remove_langgraph_values(further.config),
             "metadata": further.metadata,
@@ -259,6 +272,61 @@ async def _answer_interrupts(
         interrupt_id=interrupt_id,
     )
     return {"run_id": accepted.run_id}
+
+
+def _find_answered_twice(answers: list[_Answer]) -> str | None:
+    names = [answer.interrupt_id for answer in answers]
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+async def _require_asked_in(caller: Caller, row: ThreadRow, answers: list[_Answer]) -> None:
+    """Raise an error if an answer names a namespace that is not below the node whose interrupt it answers.
+    What is deeper is not compared: a graph that a node calls itself may have stored nothing there."""
+    if not any(answer.namespace for answer in answers):
+        return
+    tasks = (await show_snapshot(caller, row)).tasks
+    for answer in answers:
+        nodes = {task.name for task in tasks if any(i.id == answer.interrupt_id for i in task.interrupts)}
+        if answer.namespace and nodes and _find_node(answer.namespace) not in nodes:
+            raise _make_namespace_error(row, answer.namespace)
+
+
+def _find_node(namespace: list[str]) -> str:
+    """Return the name of the node below which a namespace is."""
+    return namespace[0].partition(":")[0]
+
+
+def _make_namespace_error(row: ThreadRow, namespace: list[str]) -> _CommandError:
+    return _CommandError("no_such_namespace", f"thread {row.thread_id!r} has no namespace {namespace!r}")
+
+
+async def _require_namespace(caller: Caller, row: ThreadRow, namespace: list[str]) -> None:
+    """Raise an error if a namespace, in which nothing is stored, is not below a node of the thread's graph.
+    Below a node something may be stored yet."""
+    graph_id = graph_id_of(caller, row)
+    if not namespace or graph_id is None:
+        return
+    async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
+        if _find_node(namespace) not in graph.nodes:
+            raise _make_namespace_error(row, namespace)
+
+
+async def _choose_assistant(caller: Caller, row: ThreadRow) -> str | None:
+    """Return the assistant with which a thread goes on, as these commands name none: the one in its metadata,
+    or the default one of the thread's graph if that one was deleted, is not the user's to run, or has another
+    graph."""
+    graph_id, named = graph_id_of(caller, row), row.metadata.get("assistant_id")
+    if not isinstance(named, str):
+        return graph_id
+    try:
+        found = await caller.find_assistant_to_run(named)
+    except NotFound:
+        return graph_id
+    except Refusal as refusal:
+        if refusal.status >= 500 or refusal.status == 429:
+            raise
+        return graph_id
+    return found.assistant_id if graph_id in (None, found.graph_id) else graph_id
 
 
 async def _wait_until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
@@ -343,6 +411,8 @@ async def _read_state(
         raise _CommandError("no_such_namespace", str(error)) from None
     if checkpoint_id is not None and state.created_at is None:
         raise NoCheckpoint(row.thread_id, checkpoint_id)
+    if state.created_at is None:
+        await _require_namespace(caller, row, namespace)
     return state
 
 
@@ -361,7 +431,10 @@ async def _list_checkpoints(
             before=None if asked.before is None else config_of(thread_id, None, asked.before),
             limit=asked.limit,
         )
-        return {"checkpoints": [_describe_checkpoint(state) async for state in found]}
+        shown = [_describe_checkpoint(state) async for state in found]
+    if not shown:
+        await _require_namespace(caller, row, asked.namespace)
+    return {"checkpoints": shown}
 
 
 def _describe_checkpoint(state: StateSnapshot) -> dict[str, Any]:
@@ -380,8 +453,7 @@ async def _start_fork(caller: Caller, headers: Headers, thread_id: str, params: 
         raise _CommandError("invalid_argument", "params.checkpoint_id names no checkpoint")
     row = await _find_row(caller, thread_id, "read", "no_such_checkpoint")
     await _read_state(caller, row, [], checkpoint_id)
-    assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
-    resolved = {**params, "assistant_id": assistant_id}
+    resolved = {**params, "assistant_id": await _choose_assistant(caller, row)}
     return {"run_id": await _submit_run(caller, headers, thread_id, resolved), "thread_id": thread_id}
 
 

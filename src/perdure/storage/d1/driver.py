@@ -86,7 +86,7 @@ class D1Driver:
             waiting: list[_Part] = []
             for job in group:
                 try:
-                    if isinstance(job.effect, Drop):
+                    if isinstance(job.effect, Drop) and not job.effect.if_empty:
                         job.answer = self._drop(job.effect, slot)
                     else:
                         waiting.append(_make_part(job))
@@ -281,6 +281,12 @@ def _make_part(job: PendingRequest) -> _Part:
     if isinstance(effect, Stage):
         puts = writing.write(effect.partition, effect.puts, None)
         return _Part(job, make=lambda _, __: puts, writes=True, size=_measure(puts))
+    if isinstance(effect, Drop):
+        # It may be repeated after a lost answer: it removes no record.
+        statements = [writing.drop_empty(effect.partition)]
+        return _Part(
+            job, make=lambda _, __: statements, finish=lambda _, __: Committed(), size=_measure(statements)
+        )
     if not isinstance(effect, Commit):
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 
-from perdure.errors import MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.errors import Corrupt, MigrationRequired, PerdureError, StatementRefused, TooLarge, Unavailable
 from perdure.storage.d1.columns import Rows, Statement
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.outage import PATIENCE_S, Outage
-from perdure.storage.sql.schema import SCHEMA_VERSION
+from perdure.storage.sql.checksums import ADVICE
+from perdure.storage.sql.refusals import describe_refusal, exceeds_limit
+from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION
 
 ATTEMPTS = 7
 PATIENCE = 30.0
 _PAUSE = 0.2
+_NO_TABLES = re.compile(rf"no such table: {PREFIX}|no such column|has no column named")
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_OF_STATEMENTS = ("SQLITE_ERROR", "SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_RANGE")
 
 
 class Tries:
@@ -96,7 +102,7 @@ def translate(error: Rejected, name: str) -> PerdureError:
     """Translate a refusal of the database; the only place that does so."""
     message = str(error)
     new: PerdureError
-    if "no such table: perdure_" in message:
+    if _NO_TABLES.search(message):
         new = MigrationRequired(
             f"{name} has no tables of schema version {SCHEMA_VERSION}: a newer release has migrated it since "
             "this process opened it, and the process needs that release; or they were removed: run "
@@ -106,6 +112,12 @@ def translate(error: Rejected, name: str) -> PerdureError:
         new = TooLarge(f"{name}: a value or a request is too large for D1 ({message}); write smaller values")
     elif "maximum DB size" in message or "SQLITE_FULL" in message:
         new = Unavailable(f"{name} is full; nothing of this write was stored. Prune threads and try again")
+    elif exceeds_limit(message):
+        new = TooLarge(f"{name}: the request has more parts than D1 takes ({message}); make it smaller")
+    elif any(sign in message for sign in _DAMAGE):
+        new = Corrupt(f"{name} is damaged ({message}); {ADVICE}")
+    elif any(sign in message for sign in _OF_STATEMENTS):
+        new = StatementRefused(describe_refusal(name, message))
     else:
         new = Unavailable(f"{name}: D1 refused the request: {message}; nothing of it was stored")
     new.__cause__ = error

@@ -127,6 +127,15 @@ def drop(partition: Partition, id_: str) -> Statement:
     ), (*place_of(partition), id_)
 
 
+def drop_empty(partition: Partition) -> Statement:
+    """Return the statement that removes a partition without records."""
+    empty = " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM {table(kind)} WHERE t = {CATALOGUE}.pk)" for kind in KINDS
+    )
+    text = f"DELETE FROM {CATALOGUE} WHERE space = ?1 AND tenant = ?2 AND thread = ?3 AND {empty}"
+    return text, place_of(partition)
+
+
 def sweep() -> list[Statement]:
     """Return the statements that remove a page of rows of a dropped partition; the last one returns 1 if
     dropped partitions are left."""

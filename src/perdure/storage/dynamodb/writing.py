@@ -23,10 +23,11 @@ from perdure.model.ops import (
     Get,
     Op,
     Put,
+    Range,
     Refused,
     Stage,
 )
-from perdure.model.records import Partition, Record
+from perdure.model.records import KINDS, Partition, Record
 from perdure.model.values.compression import compress_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
@@ -318,18 +319,17 @@ class Writer:
 
     def drop(self, effect: Drop) -> Committed | Refused:
         partition = effect.partition
+        is_guarded = bool(effect.checks) or effect.if_empty
         with self._reader.get_commit_lock(partition):
             for _ in range(_ROUNDS):
                 root = self._reader.read_root(partition)
                 refused = self._find_refused(effect)
                 if refused is not None:
                     return refused
-                if root is None:
+                if root is None or (effect.if_empty and self._has_records(partition)):
                     return Committed()
-                # Every commit gives the root a new revision: the checks still hold, or this write fails.
-                if root.incarnation and not self._delete_incarnation(
-                    partition, root, is_guarded=bool(effect.checks)
-                ):
+                # Every commit gives the root a new revision: what was read still holds, or this write fails.
+                if root.incarnation and not self._delete_incarnation(partition, root, is_guarded=is_guarded):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
                 self._clear_incarnations(partition, dead)
@@ -347,6 +347,11 @@ class Writer:
             if not holds(check, found[0] if found else None):
                 return Refused(check.kind, check.key)
         return None
+
+    def _has_records(self, partition: Partition) -> bool:
+        """Return True if a partition holds records of any kind."""
+        ranges = tuple(Range(kind, limit=1, bodies=False) for kind in KINDS)
+        return any(self._reader.fetch(Fetch(partition, ranges)))
 
     def _delete_incarnation(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
         """Delete the incarnation, so that the partition holds nothing; return False if the root was changed

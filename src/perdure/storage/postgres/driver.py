@@ -307,6 +307,9 @@ class PostgresDriver:
     def _drop(self, effect: Drop) -> Committed | Refused:
         partition = effect.partition
         names: list[bytes | None] = [codec.escape(part).encode() for part in partition]
+        if effect.if_empty:
+            self._retry_lost(lambda: self._repeat(lambda: self._drop_empty(partition, names)))
+            return Committed()
         if effect.checks:
             refused = self._retry_lost(lambda: self._repeat(lambda: self._drop_if(effect, names)))
             if refused:
@@ -323,6 +326,14 @@ class PostgresDriver:
             # The partition is hidden. Its name is not sent again: a new partition of this name must be kept.
             names[:] = [None] * len(names)
         return Committed()
+
+    def _drop_empty(self, partition: Partition, names: Sequence[bytes | None]) -> None:
+        link = self._connect()
+        # A commit without operations locks the partition's row, so that the next statement, which has a
+        # snapshot of its own, sees the records of every earlier commit.
+        values = codec.pack_writes([Commit(partition, ())], link.deadline())
+        lock = StatementCall(self._sql.commit, values, lambda _: None)
+        link.transact(lock, lambda _: (self._sql.make_drop_empty(names),))
 
     def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
         """Drop a partition if its checks hold; return 0, or the number of the first that does not hold."""

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import psycopg
 
-from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.errors import (
+    BadUrl,
+    Corrupt,
+    MigrationRequired,
+    PerdureError,
+    StatementRefused,
+    TooLarge,
+    Unavailable,
+)
 from perdure.storage.postgres.url import PostgresUrl
+from perdure.storage.sql.refusals import describe_refusal
 
 _PASSING_STATES = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
+
+_OF_STATEMENTS = ("21", "22", "23", "42", "44", "P0")
+"""Classes of states that are about a statement: its form, its values, what it breaks, or what a trigger
+raised."""
 
 _WRONG_PASSWORD = ("authentication failed", "no password supplied")
 
@@ -138,7 +151,7 @@ def translate(error: psycopg.Error, settings: PostgresUrl) -> PerdureError:
             f"{settings.name} has another default isolation than read committed; "
             "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
         )
-    if state in ("22003", "22P02", "54000", "54001", "22023", "0A000"):
+    if state.startswith("54") or state in ("22003", "22P02", "22023", "0A000"):
         return TooLarge(f"{settings.name}: a value is too large for PostgreSQL: {message}")
     if state == "53100":
         return Unavailable(
@@ -146,4 +159,6 @@ def translate(error: psycopg.Error, settings: PostgresUrl) -> PerdureError:
         )
     if state.startswith("XX"):
         return Corrupt(f"{settings.name}: PostgreSQL reports damage ({state}); look into the server's log")
+    if state.startswith(_OF_STATEMENTS):
+        return StatementRefused(describe_refusal(settings.name, f"{state}: {message}"))
     return Unavailable(f"{settings.name}: PostgreSQL refused a statement ({state}: {message})")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from perdure.model.ops import Find, FindItems, FindListed, FindRecords, FindThreads
-from perdure.model.records import DOCUMENT, INDEXED, ITEM, LANE
+from perdure.model.ops import ApplicationStatement, Find, FindItems, FindListed, FindRecords, FindThreads
+from perdure.model.records import DOCUMENT, INDEXED, ITEM, KINDS, LANE
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quote
@@ -61,6 +62,20 @@ class Statements:
             f"SELECT c.z, CASE WHEN c.z[1] = 0 THEN {schema}.drop_{version}($5, $6, $7, $8, $9) END"
             f" FROM (SELECT {schema}.commit_{version}($1, $2, $3, $4) AS z OFFSET 0) c",
             (*codec.ARRAYS, *texts),
+        )
+
+    def make_drop_empty(self, names: Sequence[bytes | None]) -> ApplicationStatement:
+        """Return the statement that removes a partition without records."""
+        empty = " AND ".join(
+            f"NOT EXISTS (SELECT FROM {self._schema}.{kind.name} r WHERE r.t = h.pk)" for kind in KINDS
+        )
+        sql = (
+            f"DELETE FROM {self._schema}.thread h"
+            f" WHERE h.tenant = $1 AND h.thread = $2 AND h.space = $3 AND {empty}"
+        )
+        text = "the removal of a name without records"
+        return ApplicationStatement(
+            text=text, sql=sql, values=tuple(names), types=(_TEXT,) * 3, formats=(0,) * 3, size=len(sql)
         )
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:

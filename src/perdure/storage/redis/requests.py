@@ -180,6 +180,9 @@ def parse_commit(effect: Commit | Stage, answer: Any) -> Committed | Refused | N
 
 
 def drop(space: Keyspace, effect: Drop) -> Call:
+    if effect.if_empty:
+        # Its name was removed with its last record.
+        return now(space)
     partition_keys = space.place(effect.partition)
     args = [partition_keys.encoded, partition_keys.records]
     for check in effect.checks:
@@ -189,7 +192,7 @@ def drop(space: Keyspace, effect: Drop) -> Call:
 
 def parse_drop(effect: Drop, answer: Any) -> Committed | Refused:
     """Return the outcome of ``drop`` from its answer."""
-    if not answer:
+    if effect.if_empty or not answer:
         return Committed()
     check = effect.checks[int(answer) - 1]
     return Refused(check.kind, check.key)

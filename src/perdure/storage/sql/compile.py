@@ -252,6 +252,11 @@ def delete(kind: Kind, count: int) -> str:
     return f"DELETE FROM {table(kind)} WHERE {_match_keys(kind, count)} RETURNING {checksums.NAME}"
 
 
+def first(kind: Kind) -> str:
+    """Return the statement that reads one record of a kind in a partition, to see whether there is any."""
+    return f"SELECT 1 FROM {table(kind)} WHERE t = ? LIMIT 1"
+
+
 def drop(kind: Kind) -> str:
     """Return the statement that removes a partition's records of one kind."""
     return f"DELETE FROM {table(kind)} WHERE t = ?"

@@ -61,6 +61,7 @@ R = TypeVar("R")
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _BUSY_MS = 30_000
+_CUT_MS = 5_000
 _PAGE_BYTES = 1024
 _LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
@@ -110,6 +111,7 @@ class SqliteDriver:
             examiner=self,
             statements=self._statements,
             count_bytes=partial(count_bytes, self._path),
+            cut_log=self._cut_log,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -164,6 +166,15 @@ class SqliteDriver:
         """See ``port.Examines``."""
         return self._commits.perform(_Settle(partition))
 
+    def _cut_log(self) -> bool:
+        """See ``port.Capabilities.cut_log``."""
+        self._commits.refuse_when_closed()
+        # The writer may be in a transaction, in which SQLite does not copy the log.
+        with translate_errors(self._path), closing(connect(self._watch.path)) as connection:
+            connection.set_busy_timeout(_CUT_MS)
+            ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return not is_busy
+
     # Writing
 
     def _write_group(self, group: Sequence[PendingRequest]) -> None:
@@ -213,6 +224,21 @@ class SqliteDriver:
                 raise
             self._watch.note_commits(self._written)
 
+    def _drop(self, thread: rows.CatalogueRow | None, effect: Drop) -> Committed | Refused:
+        writer = self._writer
+        existing: rows.Existing = {}
+        if thread is not None:
+            existing = rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
+        for check in effect.checks:
+            if not rows.holds(thread, check, existing):
+                return Refused(check.kind, check.key)
+        if thread is None or (effect.if_empty and rows.has_records(writer, thread.pk)):
+            return Committed()
+        for kind in KINDS:
+            writer.execute(sql.drop(kind), (thread.pk,))
+        writer.execute(sql.THREAD_DROP, (thread.pk,))
+        return Committed()
+
     def _apply(self, effect: Effect[Any], optimistic: bool) -> Any:
         writer = self._writer
         partition = _partition_of(effect) or RESERVED
@@ -220,19 +246,7 @@ class SqliteDriver:
             return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
-            existing = (
-                {}
-                if thread is None
-                else rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
-            )
-            for check in effect.checks:
-                if not rows.holds(thread, check, existing):
-                    return Refused(check.kind, check.key)
-            if thread is not None:
-                for kind in KINDS:
-                    writer.execute(sql.drop(kind), (thread.pk,))
-                writer.execute(sql.THREAD_DROP, (thread.pk,))
-            return Committed()
+            return self._drop(thread, effect)
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops
@@ -381,6 +395,10 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         ((size,),) = connection.execute("PRAGMA page_size")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // int(str(size))}")
+        # What is deleted is overwritten with zeros in the file. Its former pages are in the log, which is cut
+        # when it begins anew: otherwise its end would keep them until it is as long again.
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA journal_size_limit = 0")
     else:
         connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
+from perdure.errors import Corrupt, PerdureError, StatementRefused, TooLarge, Unavailable
 from perdure.model.records import Partition
 from perdure.model.store_items import describe_partition
 from perdure.storage.sql import checksums
+from perdure.storage.sql.refusals import describe_refusal, exceeds_limit
 from perdure.storage.sqlite.forks import CALLS
 
 
@@ -47,6 +48,12 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
         )
     elif isinstance(error, apsw.NotADBError):
         new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
+    elif isinstance(error, apsw.SQLError) and exceeds_limit(str(error)):
+        new = TooLarge(
+            f"{where}{path}: the request has more parts than SQLite takes ({error}); make it smaller"
+        )
+    elif isinstance(error, apsw.MismatchError) or _is_of_trigger(error):
+        new = StatementRefused(describe_refusal(f"{where}{path}", str(error)))
     elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
         # Perdure's tables do not fit its statements, or stored text is invalid.
         new = Corrupt(f"{where}{path} is damaged ({_describe_reason(error)}); {checksums.ADVICE}")
@@ -66,6 +73,12 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
         return error
     new.__cause__ = error
     return new
+
+
+def _is_of_trigger(error: Exception) -> bool:
+    # Perdure's tables have no triggers: the application has added one.
+    is_of_constraint = isinstance(error, apsw.ConstraintError)
+    return is_of_constraint and getattr(error, "extendedresult", 0) == apsw.SQLITE_CONSTRAINT_TRIGGER
 
 
 def _describe_reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ from perdure.model.ops import (
     Put,
     Range,
 )
-from perdure.model.records import ITEM, Key, Kind, Partition, Record
+from perdure.model.records import ITEM, KINDS, Key, Kind, Partition, Record
 from perdure.storage.evaluation import meets
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
@@ -144,6 +144,11 @@ def _find_positions(kind: Kind, field: str) -> tuple[int, int | None]:
 
 def _select_headers(kind: Kind, count: int) -> str:
     return sql.select_some(kind, count, bodies=False)
+
+
+def has_records(connection: apsw.Connection, pk: int) -> bool:
+    """Return True if the partition of a number has records of any kind."""
+    return any(connection.execute(sql.first(kind), (pk,)).fetchone() is not None for kind in KINDS)
 
 
 def holds(thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:

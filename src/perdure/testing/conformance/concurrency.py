@@ -9,7 +9,19 @@ from threading import Barrier, Event
 from typing import TypeVar
 
 from perdure.errors import PerdureError
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, FindThreads, Get, Put, Range, Stage
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    FindThreads,
+    Get,
+    Put,
+    Range,
+    Stage,
+)
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, TAG, WRITE, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -186,6 +198,21 @@ class Concurrency:
         at_once(WRITERS, work)
         record = rows.read(driver, CHUNK, digest)
         assert record.fields["generation"] == WRITERS - 1 + 9
+
+    def test_what_is_stored_while_an_empty_name_is_removed_stays(self, driver: Driver) -> None:
+        def work(n: int) -> None:
+            for i in range(15):
+                if n < 2:
+                    driver.perform(Drop(HERE, if_empty=True))
+                    continue
+                rows.store_ops(driver, rows.tag(f"{n}-{i}"))
+                assert rows.get(driver, TAG, f"{n}-{i}") is not None, "a record that was stored is gone"
+                rows.store_ops(driver, Delete(TAG, (f"{n}-{i}",), Expect.PRESENT))
+            if n > 1:
+                rows.store_ops(driver, rows.tag(f"{n}"))
+
+        at_once(4, work)
+        assert rows.keys(driver, Range(TAG)) == [("2",), ("3",)]
 
     def test_drop_beside_commits_leaves_whole_commits_or_none(self, driver: Driver) -> None:
         def work(n: int) -> None:

@@ -184,6 +184,21 @@ class Partitions:
         driver.perform(Stage(HERE, (rows.chunk(b"d" * 16),)))
         assert find() == [HERE]
 
+    def test_the_name_of_a_partition_goes_once_it_holds_nothing(self, driver: Driver) -> None:
+        other = Partition("acme", "other")
+        for each in rows.every_kind("old", 7):
+            rows.store_ops(driver, each)
+            driver.perform(Drop(HERE, if_empty=True))
+            assert len(rows.everything(driver)) == 1, f"a record of the kind {each.kind.name} was removed"
+            rows.store_ops(driver, Delete(each.kind, each.key))
+            driver.perform(Drop(HERE, if_empty=True))
+            assert driver.perform(FindThreads("acme")) == ()
+        rows.store_ops(driver, rows.tag("t"))
+        rows.store_ops(driver, rows.tag("t"), at=other)
+        driver.perform(Drop(HERE, if_empty=True))
+        driver.perform(Drop(Partition("acme", "none"), if_empty=True))
+        assert [f.partition for f in driver.perform(FindThreads("acme"))] == [other, HERE]
+
     def test_checkpoints_are_found_by_run(self, driver: Driver) -> None:
         other, foreign = Partition("acme", "other"), Partition("bull", "thread")
         rows.store_ops(

@@ -1,0 +1,260 @@
+"""Answers to graphs that keep no checkpoints: one reaches its question, and a second question is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Callable
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+
+from perdure.runtime import Runtime, ask, isolated_subgraph, sleep, wait_for
+from tests.runtime.graphs import Storage, eventually_stored, go, working
+
+
+class Notes(TypedDict, total=False):
+    notes: Annotated[list[Any], operator.add]
+
+
+def first(state: Notes) -> Notes:
+    return {"notes": [interrupt("first?")]}
+
+
+async def until_soon(state: Notes) -> Notes:
+    return {"notes": [ask("soon?", within=0.2, default="late")]}
+
+
+async def rest(state: Notes) -> Notes:
+    await sleep(0.2)
+    return {"notes": ["rested"]}
+
+
+async def paid(state: Notes) -> Notes:
+    return {"notes": [await wait_for("paid", within=0.2, default="unpaid")]}
+
+
+async def nothing(state: Notes) -> Notes:
+    return {"notes": [ask("nothing?", within=0.2, default=None)]}
+
+
+def twice(state: Notes) -> Notes:
+    return {"notes": [interrupt("first?"), ask("second?", within=0.2, default="late")]}
+
+
+Node = Callable[[Any], Any]
+
+
+def in_a_row(*nodes: Node) -> StateGraph[Any, Any, Any, Any]:
+    builder: StateGraph[Any, Any, Any, Any] = StateGraph(Notes)
+    named: list[Any] = [(f"{n}", node) for n, node in enumerate(nodes)]
+    return builder.add_sequence(named).add_edge(START, "0")
+
+
+def isolated(*nodes: Node) -> Any:
+    graph = in_a_row(*nodes).compile()
+    return isolated_subgraph(graph, lambda state: {"notes": []}, lambda ended: {"notes": ended["notes"]})
+
+
+def compiled_without(*nodes: Node) -> Any:
+    return in_a_row(*nodes).compile(checkpointer=False)
+
+
+async def states(runtime: Runtime) -> list[str]:
+    return [run.state for run in reversed(await runtime.runs("ada"))]
+
+
+async def begin(runtime: Runtime) -> None:
+    assert (await runtime.wait(await runtime.submit("ada", {"notes": []}), 30)).state == "waiting"
+
+
+@pytest.mark.parametrize("outer", [isolated, compiled_without])
+@pytest.mark.parametrize(("node", "note"), [(until_soon, "late"), (rest, "rested"), (paid, "unpaid")])
+def test_a_wait_of_a_graph_without_checkpoints_ends_once(
+    near: Storage, outer: Callable[..., Any], node: Node, note: str
+) -> None:
+    async def main() -> None:
+        graph = StateGraph(Notes).add_node("work", outer(node)).add_edge(START, "work").compile()
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+
+            async def is_over() -> bool:
+                return await states(runtime) == ["waiting", "done"]
+
+            await eventually_stored(is_over)
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"][-1] == note
+
+    go(main())
+
+
+@pytest.mark.parametrize("outer", [isolated, compiled_without])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (first, first),
+        (first, until_soon),
+        (first, rest),
+        (first, paid),
+        (twice,),
+        (until_soon, until_soon),
+        (rest, rest),
+        (nothing,),
+    ],
+    ids=lambda nodes: " ".join(node.__name__ for node in nodes),
+)
+def test_a_second_wait_of_a_graph_without_checkpoints_is_refused_by_name(
+    memory: Storage, outer: Callable[..., Any], nodes: tuple[Node, ...]
+) -> None:
+    async def main() -> None:
+        graph = StateGraph(Notes).add_node("work", outer(*nodes)).add_edge(START, "work").compile()
+        async with working(memory.database(), graph) as runtime:
+            await begin(runtime)
+            if nodes[0] in (first, twice):
+                await runtime.answer("ada", "one")
+
+            async def is_over() -> bool:
+                return (await states(runtime))[1:] == ["failed"]
+
+            await eventually_stored(is_over)
+            newest, *_ = await runtime.runs("ada")
+            assert newest.attempts == 1
+            assert newest.note["error"].startswith("NotAllowed: node 'work' waits again")
+            await asyncio.sleep(0.6)
+            assert await states(runtime) == ["waiting", "failed"], "a deadline does not begin it again"
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert len(state.interrupts) == 1, "what was asked first is asked again"
+
+    go(main())
+
+
+def test_graphs_without_checkpoints_in_nodes_of_their_own_wait_one_after_the_other(near: Storage) -> None:
+    async def main() -> None:
+        graph = in_a_row(isolated(first), isolated(until_soon), isolated(rest)).compile()
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+            await runtime.answer("ada", "one")
+
+            async def is_over() -> bool:
+                return await states(runtime) == ["waiting"] * 3 + ["done"]
+
+            await eventually_stored(is_over)
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"] == ["one", "late", "rested"]
+
+    go(main())
+
+
+def functional(*calls: Any) -> Any:
+    """A graph of tasks, each of which is called by the entrypoint."""
+
+    @entrypoint()
+    async def work(given: Any) -> list[Any]:
+        return [await call() for call in calls]
+
+    return work
+
+
+def test_tasks_of_a_functional_graph_wait_one_after_the_other(near: Storage) -> None:
+    @task
+    async def several() -> list[Any]:
+        return [interrupt("one?"), interrupt("two?"), ask("three?", within=0.2, default="late")]
+
+    @task
+    async def another() -> Any:
+        return ask("four?", within=0.2, default="late")
+
+    async def main() -> None:
+        async with working(near.database(), functional(several, another)) as runtime:
+            await begin(runtime)
+            for word in ("one", "two"):
+                assert (await runtime.wait(await runtime.answer("ada", word), 30)).state == "waiting"
+
+            async def is_over() -> bool:
+                return await states(runtime) == ["waiting"] * 4 + ["done"]
+
+            await eventually_stored(is_over)
+
+    go(main())
+
+
+def test_a_second_wait_of_a_graph_that_a_functional_task_calls_is_refused(memory: Storage) -> None:
+    inner = compiled_without(until_soon, until_soon)
+
+    @task
+    async def call() -> Any:
+        return await inner.ainvoke({"notes": []})
+
+    async def main() -> None:
+        async with working(memory.database(), functional(call)) as runtime:
+            await begin(runtime)
+
+            async def is_over() -> bool:
+                return (await states(runtime))[1:] == ["failed"]
+
+            await eventually_stored(is_over)
+            newest, *_ = await runtime.runs("ada")
+            assert newest.note["error"].startswith("NotAllowed: node 'work' waits again")
+
+    go(main())
+
+
+@pytest.mark.parametrize("outer", [isolated, compiled_without])
+def test_an_attempt_that_failed_after_the_answer_does_not_lose_it(
+    near: Storage, outer: Callable[..., Any]
+) -> None:
+    failures = ["once", "twice"]
+
+    def fail(state: Notes) -> Notes:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": ["ended"]}
+
+    async def main() -> None:
+        graph = in_a_row(outer(first, fail)).compile()
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+            ended = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            assert (ended.state, ended.attempts) == ("done", 3), ended.note
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"] == ["one", "ended"]
+
+    go(main())
+
+
+def test_an_attempt_after_a_stored_answer_may_ask_the_next_question(near: Storage) -> None:
+    failures = ["once"]
+
+    def node(state: Notes) -> Notes:
+        first = interrupt("first?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": [first, interrupt("second?")]}
+
+    async def main() -> None:
+        async with working(near.database(), in_a_row(node).compile()) as runtime:
+            await begin(runtime)
+            again = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            assert (again.state, again.attempts) == ("waiting", 2)
+
+    go(main())
+
+
+def test_questions_of_graphs_without_checkpoints_side_by_side_are_refused(memory: Storage) -> None:
+    async def main() -> None:
+        builder = StateGraph(Notes).add_node("left", isolated(until_soon)).add_edge(START, "left")
+        builder.add_node("right", isolated(first)).add_edge(START, "right")
+        async with working(memory.database(), builder.compile()) as runtime:
+            await begin(runtime)
+
+            async def is_over() -> bool:
+                return (await states(runtime))[1:] == ["failed"]
+
+            await eventually_stored(is_over)
+            await asyncio.sleep(0.6)
+            assert await states(runtime) == ["waiting", "failed"]
+
+    go(main())

@@ -100,7 +100,7 @@ def check_new_id(value: str | None) -> str | None:
     if value is None:
         return None
     if not value:
-        raise typer.BadParameter("a thread's id has at least one character")
+        raise typer.BadParameter("a thread's id is not empty")
     if value.startswith(INTERNAL):
         raise typer.BadParameter(f"ids that begin with {INTERNAL!r} are the runtime's own; take another")
     return _check_thread_id(value)

@@ -29,6 +29,15 @@ of an index of PostgreSQL, which has all names of a record, holds 2,704 bytes.""
 
 _NAMES_OF_SPACES = {STORE: "namespace", SESSIONS: "session"}
 _TYPES = {"text": str, "integer": int, "bytes": bytes}
+_Type = type | tuple[type, ...]
+
+
+def _list_types(columns: Sequence[Column]) -> tuple[_Type, ...]:
+    return tuple((_TYPES[c.kind], type(None)) if c.nullable else _TYPES[c.kind] for c in columns)
+
+
+_KEY_TYPES: dict[Kind, tuple[_Type, ...]] = {kind: _list_types(kind.key) for kind in _WITH_TEXT}
+_FIELD_TYPES: dict[Kind, tuple[_Type, ...]] = {kind: _list_types(kind.fields) for kind in _WITH_TEXT}
 
 
 def require_text(names: Iterable[object]) -> None:
@@ -71,22 +80,30 @@ def require_names(effect: Effect[Any]) -> None:
         for item in effect.items:
             if isinstance(item, Range):
                 _require_range(item)
-            elif item.kind in _WITH_TEXT:
+            elif not _have_types(item.key, _KEY_TYPES.get(item.kind, ())):
                 _require_types(item.kind, item.kind.key, item.key)
     elif isinstance(effect, Commit):
         is_new = False
         for op in effect.ops:
-            if op.kind not in _WITH_TEXT:
+            kind = op.kind
+            if (types := _KEY_TYPES.get(kind)) is None:
                 continue
-            _require_types(op.kind, op.kind.key, op.key)
+            if not _have_types(op.key, types):
+                _require_types(kind, kind.key, op.key)
             if isinstance(op, Put):
-                _require_types(op.kind, op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+                given = [op.fields[column.name] for column in kind.fields]
+                if not _have_types(given, _FIELD_TYPES[kind]):
+                    _require_types(kind, kind.fields, given)
                 if isinstance(op.expect, Expect):
                     is_new = True
                     _require_lengths(op)
         if is_new:
             tenant, thread, space = effect.partition
             _require_length(_NAMES_OF_SPACES.get(space, "thread"), tenant + thread)
+
+
+def _have_types(values: Sequence[object], types: Sequence[_Type]) -> bool:
+    return all(map(isinstance, values, types))
 
 
 def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[object]) -> None:
@@ -101,7 +118,8 @@ def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[objec
 
 def _require_range(item: Range) -> None:
     kind, after = item.kind, item.after
-    _require_types(kind, kind.key, item.prefix)
+    if not _have_types(item.prefix, _KEY_TYPES.get(kind, ())):
+        _require_types(kind, kind.key, item.prefix)
     if item.by is not None and after is not None:
         _require_types(kind, [column for column in kind.fields if column.name == item.by], [after])
     elif isinstance(after, tuple):
@@ -118,7 +136,7 @@ def _require_limit(limit: object) -> None:
 
 def _require_lengths(put: Put) -> None:
     for column, value in zip(put.kind.key, put.key, strict=True):
-        if column.kind == "text":
+        if isinstance(value, str):
             _require_length(column.name, value)
     if put.kind.index is not None and isinstance(value := put.fields[put.kind.index], str):
         _require_length(put.kind.index, value)

@@ -25,12 +25,13 @@ SEALED = {
 """Capabilities that a key takes away, with the reason."""
 UNCHANGED = frozenset(
     "has_listing searches_items removes_expired reads_heads_first reads_with_commits is_local is_kept "
-    "is_read_only is_archive has_threads bell examiner statements count_bytes password".split()
+    "is_read_only is_archive has_threads bell examiner statements count_bytes cut_log password".split()
 )
 """Capabilities that do not depend on what a body holds."""
 OF_WRITERS = {
     "keeps_fields": "it is about puts",
     "statements": "they are executed by commits",
+    "cut_log": "a log is emptied into the file",
 }
 """Capabilities of SQLite that its driver without a writer lacks, with the reason."""
 

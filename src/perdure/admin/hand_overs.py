@@ -14,7 +14,7 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.transfer import waiting_runs
-from perdure.engine.transfer.transfer_terms import Leaving
+from perdure.engine.transfer.transfer_terms import LeavingWaits
 from perdure.errors import Conflict, PerdureError, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
@@ -27,10 +27,10 @@ class HandOvers:
     """Waits that are taken from their sources together, when ``take`` is called, or given back."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[DatabaseHandle, Leaving]] = []
-        self._taken: list[tuple[DatabaseHandle, Leaving]] = []
+        self._left: list[tuple[DatabaseHandle, LeavingWaits]] = []
+        self._taken: list[tuple[DatabaseHandle, LeavingWaits]] = []
 
-    def add(self, source: DatabaseHandle, leaving: Leaving) -> None:
+    def add(self, source: DatabaseHandle, leaving: LeavingWaits) -> None:
         """Note the waits of a thread that is in the archive."""
         self._left.append((source, leaving))
 

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.errors import Unserialisable
 from perdure.history.neutral_messages import neutral
-from perdure.model.runs.messages import encode
+from perdure.model.runs.messages import copy_plain
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ JSON: dict[str, tuple[Any, str]] = {
 def test_plain_data_names_the_path(name: str) -> None:
     value, named = JSON[name]
     with pytest.raises(Unserialisable) as caught:
-        encode(value, "message")
+        copy_plain(value, "message")
     assert named in str(caught.value)
     with perdure.connect_sync("memory://") as database:
         with pytest.raises(Unserialisable) as stored:

@@ -548,20 +548,18 @@ async def test_a_message_that_is_not_what_it_seems_is_refused_before_a_run(versi
     is_old = version == "0.3"
     role, file = ("user", "bytes") if is_old else ("ROLE_USER", "raw")
 
-    def sent(part: Any, role: str = role, **others: Any) -> dict[str, Any]:
+    def sent(part: Any, **others: Any) -> dict[str, Any]:
         return {"message": {"messageId": "1", "contextId": "c", "role": role, "parts": [part]}, **others}
 
     def holding(data: str) -> Any:
         return {"kind": "file", "file": {file: data}} if is_old else {file: data}
 
     text = {"kind": "text", "text": "x"} if is_old else {"text": "x"}
-    other = "agent" if is_old else "ROLE_AGENT"
     method = "message/send" if is_old else "SendMessage"
     wrong = [
         (sent(holding("!!!!")), "part 0 of the message is not base64"),
         (sent(holding("QUJD\u00e9")), "part 0 of the message is not base64"),
         (sent(holding("QUJDR")), "part 0 of the message is not base64"),
-        (sent(text, other), "has the role ROLE_USER"),
         (sent(text, configuration={"historyLength": -1}), "historyLength is 0 or more, not -1"),
     ]
     async with (

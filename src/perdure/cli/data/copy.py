@@ -14,7 +14,6 @@ from perdure.cli.app import format_count, open_named_keys, say, show_progress_ba
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
-from perdure.model.runs.queue import CRONS
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
@@ -283,9 +282,15 @@ def _copy_one(
         much = f"{moved.digest.items} items"
     if moved.kept:
         much += f", {moved.kept} only at the target stay"
-    if partition.space == SERVER and partition.thread == CRONS:
+    if _has_crons(partition):
         tally.crons += _count_crons(source_database, partition)
     progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
+
+
+def _has_crons(partition: Partition) -> bool:
+    from perdure.model.runs.queue import CRONS
+
+    return partition.space == SERVER and partition.thread == CRONS
 
 
 def _count_crons(database: SyncDatabase, partition: Partition) -> int:

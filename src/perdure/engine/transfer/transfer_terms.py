@@ -47,7 +47,7 @@ def run_at(place: Side, program: Program[R]) -> Program[R]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingWaits:
     """Waits that a file takes along, and that are taken from the source once the file is complete.
 
     Attributes:
@@ -111,7 +111,7 @@ class TransferOptions:
     replace: bool = False
     report: Report = thread_digest.report_nothing
     hand_over: bool = False
-    leave: Callable[[Leaving], None] | None = None
+    leave: Callable[[LeavingWaits], None] | None = None
     is_from_archive: bool = False
     is_to_archive: bool = False
     has_queue: bool = True

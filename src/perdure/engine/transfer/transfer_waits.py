@@ -10,7 +10,7 @@ from perdure.engine.transfer import waiting_runs
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
-    Leaving,
+    LeavingWaits,
     Side,
     TransferOptions,
     commit_at_target,
@@ -83,7 +83,7 @@ def leave_or_note_arrival(
     """Note that the waits have arrived, or that they are to be taken from the source once the file is
     complete, if the thread still has this pulse."""
     if taken.leaves and terms.leave is not None and taken.waiting is not None:
-        terms.leave(Leaving(partition, taken.waiting, pulse))
+        terms.leave(LeavingWaits(partition, taken.waiting, pulse))
         return
     yield from note_arrival(partition, taken.waiting, terms)
 

@@ -294,8 +294,6 @@ class DurableTasks(RequestHandler):
     async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
         """Store a message as a run, and return its task. For a message that was sent before, return the task
         that it has already."""
-        if params.message.role == types.Role.ROLE_AGENT:
-            raise InvalidParamsError("a message to an agent has the role ROLE_USER, not ROLE_AGENT")
         _read_history_length(params.configuration)
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {

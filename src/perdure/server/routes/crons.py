@@ -146,8 +146,7 @@ async def create_for_thread(caller: CallerNow, thread_id: ThreadId, new: _New) -
 
 @router.post("/runs/crons")
 async def create(caller: CallerNow, request: Request, new: _New) -> Json:
-    """Create a cron that runs an assistant on a new thread each time, or on the one that the query or the
-    body names."""
+    """Create a cron that runs an assistant on a new thread each time, or on the one that is named."""
     named = await thread_ids.read_from_request(request)
     return await _create(caller, thread_ids.require_same_thread(named), new)
 

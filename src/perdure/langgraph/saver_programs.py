@@ -79,7 +79,7 @@ _log = logging.getLogger("perdure.langgraph")
 
 
 class SaverPrograms(BaseCheckpointSaver[Any]):
-    """The saver without LangGraph's methods: what each of them does."""
+    """What the saver's methods do; LangGraph's signatures of them are in ``perdure.langgraph.saver``."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """Called for every checkpoint when it is durable, in the OS thread that stored it. It may neither
         raise nor wait."""
         self.task_times = True
-        """Store the time in which a task ran with its writes."""
+        """Store, with a task's writes, when the task ran."""
         self.graph: str | None = None
         """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
         stores. Loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
@@ -330,7 +330,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             read = self._migration.read_history
             return (yield from read(at.partition, found.checkpoint, channels, found.view.generation))
         if at.checkpoint_id is not None:
-            # The caller has loaded this checkpoint: without their history its DeltaChannels would be wrong.
+            # The caller has loaded this checkpoint: its DeltaChannels would be wrong without their history.
             raise NotFound(
                 f"thread {at.partition.thread!r}: checkpoint {at.checkpoint_id} was removed while it was "
                 "read; load the thread again"
@@ -563,7 +563,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
 
     def forget_thread(self, partition: Partition) -> None:
-        """Drop what this process remembers of a thread, which may be removed."""
+        """Forget a thread, which may have been removed: drop what this process keeps of it."""
         for key in [k for k in self._views if k[0] == partition]:
             del self._views[key]
         self._caches.forget(partition)

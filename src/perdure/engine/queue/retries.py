@@ -1,4 +1,6 @@
-"""Repetition of failed runs, from the last step that is stored. The record of the failure stays."""
+"""Repetition of failed runs: from their last step if that is the thread's latest, otherwise from their
+messages. The record of the failure stays.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,13 @@ class Retry:
     """Request to run a failed run again.
 
     If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
-    is stored, as after a rollback, its messages are accepted again, as new ones. An answer after which it
-    failed is given again, without the parts that finished tasks have taken. However often this is requested,
-    a run has one repetition, unless that was cancelled. A repetition that failed may be repeated, too.
+    is stored, as after a rollback, its messages are accepted again, as new ones. If an answer started the
+    run, that answer is given again, without the parts that finished tasks have taken. However often this is
+    requested, a run has one repetition, unless that was cancelled. A repetition that failed may be repeated,
+    too.
 
     Attributes:
-        run_id: the failed run, or one of the messages that it joined.
+        run_id: id of the failed run, or of a message that was joined into it.
         now: current time in microseconds.
         most: maximum number of messages that may wait on the thread.
         fresh: start of the versions of a new inbox.
@@ -236,7 +239,7 @@ class Retry:
         return [message], checks
 
     def _has_written(self, seen: _Seen) -> Program[bool]:
-        """Return True if tasks of the run have stored writes beside the thread's latest checkpoint."""
+        """Return True if tasks of the run have stored writes on the thread's latest checkpoint."""
         if seen.head is None:
             return False
         place = ROOT, seen.head.fields["checkpoint_id"]

@@ -80,7 +80,8 @@ class RecordsTarget:
             self._api.call(lambda: self._client.assistants.set_latest(name, current))
             shown = self._api.call(lambda: self._client.assistants.get(name))
             outcome = "written"
-        # Compare, as `langgraph dev` keeps the previous version's context when another version is chosen.
+        # Compare again, as `langgraph dev` keeps the previous version's context when another version is
+        # chosen.
         self._compare(name, versions[current - 1], shown)
         return outcome
 
@@ -111,11 +112,11 @@ class RecordsTarget:
         if different := [part for part, value in ours.items() if theirs[part] != value]:
             raise Conflict(
                 f"version {own.number} of assistant {name} differs at {self._api.name}: "
-                f"{', '.join(different)} differ; nothing was changed there"
+                f"{', '.join(different)} differ"
             )
 
     def write_cron(self, cron: Cron, now: int) -> Outcome:
-        """Write a cron, which the server starts from now on, as the user who exports it.
+        """Write a cron. From now on the server starts it, with the rights of the user who exports it.
 
         Args:
             cron: The cron.

@@ -1,5 +1,5 @@
-"""Attempts that failed because the database was unavailable or answered too late do not count, and errors
-that are no fault of the run, or that no further attempt could avoid.
+"""Which failed attempts do not count, as the database was unavailable or answered too late. Also which errors
+are no fault of the run, and which ones no further attempt could avoid.
 
 Claiming a run counts an attempt, so that attempts of killed processes count. A worker that is still alive
 after such a failure excuses the attempt, which uncounts it, as soon as the database answers again.
@@ -91,7 +91,8 @@ class Judge:
         return isinstance(error, PERMANENT) and not self._is_of_another_thread(error, held)
 
     def _is_of_its_database(self, error: BaseException) -> bool:
-        # Without an origin it is of no program, and so of the worker or of the checkpointer, which it runs.
+        # An error without an origin was raised outside of every engine program: by the worker itself, or by
+        # the checkpointer that it runs. Both use its own database.
         origin = find_origin(error)
         return origin is None or _bare(origin.driver) is _bare(self._database.driver)
 

@@ -1,4 +1,4 @@
-"""Process of a server: it starts, serves until it is stopped by a signal, and closes its streams first."""
+"""Process of a server: it starts, serves until a signal stops it, and closes its streams before it ends."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def guard(
 
 @asynccontextmanager
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
-    """Yield the application over the opened server, with the custom application beside it. Clients without a
-    URL reach it."""
+    """Yield the application over the opened server, with the custom application beside it. LangGraph
+    clients that this process makes without a URL send their requests to it."""
     app = create_app(None, config.http, development=config.development)
     app.state.perdure = host
     for chat in host.chats:

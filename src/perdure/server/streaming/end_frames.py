@@ -1,7 +1,7 @@
 """Selection of clients that receive the frame that ends a stream of a run.
 
 The frame lets a client distinguish a finished stream from one that was cut off, without another request. A
-client that does not know it takes it for one more part of the result.
+client that does not know this frame mistakes it for one more part of the result.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def serve(
       perdure serve agent=./agent.py:graph --db postgresql://me@host/threads --host 0.0.0.0
 
     Accepted runs are durable and take effect once, even if a process ends. SIGTERM or Ctrl-C stops the
-    server: streams are closed, whose clients reconnect, and runs are handed over.
+    server: it closes streams (their clients reconnect) and hands over runs.
     """
     try:
         from perdure.server.config import load
@@ -144,5 +144,4 @@ def announce_address(asked: Config, port: int) -> None:
     if asked.ignored:
         err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
     if asked.development:
-        others = "perdure serve without --dev"
-        err.print(f"[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people by {others}.")
+        err.print("[yellow bold]DEVELOPMENT[/]: for this machine only. To serve others, leave out --dev.")

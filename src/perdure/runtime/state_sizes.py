@@ -1,4 +1,4 @@
-"""Sizes of the state of runs, emitted with every checkpoint by channel, to locate unlimited growth.
+"""Sizes of a run's state, by channel, emitted with every checkpoint to locate unlimited growth.
 
 Sizes are those of whole serialised values: the data that a step loads, not the data that it adds to the
 database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read

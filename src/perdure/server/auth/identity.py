@@ -175,7 +175,8 @@ def require_stamp(conditions: Filter | None, metadata: Mapping[str, Any] | None)
     try:
         allowed = may_write_metadata(conditions, metadata)
     except BadFilter as error:
-        raise Refusal(500, f"the authorization handler left what cannot be stored: {error}") from error
+        text = f"the authorization handler left a value that cannot be stored: {error}"
+        raise Refusal(500, text) from error
     if not allowed:
         raise Refusal(403, "the metadata of this object would hide it from its own user")
 

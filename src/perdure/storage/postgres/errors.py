@@ -1,4 +1,4 @@
-"""Translation of the client's exceptions to Perdure's, and which failed connections may succeed later."""
+"""Translation of psycopg's exceptions to Perdure's, and the choice of failed connections to retry."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def unreachable_error(error: Exception, settings: PostgresUrl) -> PerdureError:
         else:
             detail = "certificate verify failed"
         return Unavailable(
-            f"{settings.name}: the server's TLS certificate was not accepted ({detail}); connect to a host "
-            "that it names in the URL, see that it has not expired, and name the file of the authority that "
-            "signed it in sslrootcert="
+            f"{settings.name}: the server's TLS certificate was not accepted ({detail}); use a host name "
+            "in the URL that the certificate names, see that it has not expired, and name the file of the "
+            "authority that signed it in sslrootcert="
         )
     if "too many c" in text or "remaining connection slots" in text:
         return Unavailable(

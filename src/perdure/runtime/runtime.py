@@ -48,7 +48,7 @@ from perdure.runtime.worker.cron_service import Fire
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.worker import Worker
 
-_ANYWHERE = Partition("", "ready", SERVER)
+_PROBE = Partition("", "ready", SERVER)
 """Partition that is read to check the database; it is empty."""
 _LANE_S = 20.0
 
@@ -190,7 +190,7 @@ class Runtime(OnDemand, TenantRuntime):
     async def check(self) -> None:
         """Read from the database; raise ``Unavailable`` if it does not answer, another ``PerdureError`` if it
         does not have this release's tables."""
-        await self._context.database.arun(documents.get(_ANYWHERE, "ready", ""))
+        await self._context.database.arun(documents.get(_PROBE, "ready", ""))
 
     async def now(self) -> int:
         """Return the database's time, in microseconds."""
@@ -254,11 +254,11 @@ def _add_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
 
 
 def _check_transactions(named: Mapping[str, Agent], database: DatabaseHandle) -> None:
-    makes = database.driver.capabilities.statements
-    if using := [name for name, agent in named.items() if agent.transactions and isinstance(makes, str)]:
+    statements = database.driver.capabilities.statements
+    if using := [name for name, agent in named.items() if agent.transactions and isinstance(statements, str)]:
         raise ValueError(
-            f"the agents {using} give statements by transaction(), which a commit on {makes} cannot include; "
-            "use PostgreSQL or SQLite for their threads"
+            f"the agents {using} give statements by transaction(), which a commit on {statements} cannot "
+            "include; use PostgreSQL or SQLite for their threads"
         )
 
 

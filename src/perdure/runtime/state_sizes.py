@@ -24,7 +24,7 @@ _THREADS_MOST = 4096
 FieldsOf = Callable[[Partition], dict[str, Any] | None]
 
 
-class Sizes:
+class SaverReports:
     """Emits events for checkpoints that a runtime's savers stored. ``fields_of``, called on the
     event loop, returns the run that works on a thread in this process; checkpoints outside of runs are
     ignored."""
@@ -57,19 +57,21 @@ class Sizes:
         # Left out: triggers of a step have no value, and the input of a run is gone after the first step.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
-        if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):
+        if is_large_in_sum(channels, self._warn_bytes) and self._note_first_time(
+            partition, fields["run"], place
+        ):
             names = [name for name, _ in find_largest(channels)]
             self._observers.event("state.large", **fields, bytes=sum(channels.values()), channels=names)
         for channel, size in channels.items():
-            if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):
+            if size > self._warn_bytes and self._note_first_time(partition, fields["run"], channel):
                 self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
 
-    def _is_news(self, partition: Partition, run_id: str, channel: str) -> bool:
+    def _note_first_time(self, partition: Partition, run_id: str, channel: str) -> bool:
         """Return True the first time that a channel of a run is reported."""
         warned_run, channels = self._warned.get(partition, ("", set[str]()))
         if warned_run != run_id:
             channels = set()
         self._warned[partition] = run_id, channels
-        is_news = channel not in channels
+        is_first = channel not in channels
         channels.add(channel)
-        return is_news
+        return is_first

@@ -163,7 +163,7 @@ class Retry:
                 f"thread {thread!r}: the messages of run {run.id!r} were removed, as they are too old; "
                 "send them anew"
             )
-        if not seen.is_last and (yield from self._has_stored()):
+        if not seen.has_latest_checkpoint and (yield from self._has_checkpoint()):
             raise Conflict(
                 f"thread {thread!r} has gone on after run {run.id!r}: what that run had done is not its "
                 "latest state "
@@ -203,7 +203,7 @@ class Retry:
         first = seen.messages[0]
         options = {**first.options, RETRY_OF: run.id}
         unmoved = Check(HEAD, (ROOT,), Expect.ABSENT if head is None else head.version)
-        if seen.is_last:
+        if seen.has_latest_checkpoint:
             if lane.run_id is not None or lane.pending:
                 raise RunInProgress(
                     f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
@@ -226,7 +226,7 @@ class Retry:
         """Return the answer to give again: without the parts that were taken by tasks which finished beside
         the one that failed."""
         lane, named = seen.lane, message.options.get(ANSWERS, ())
-        if lane.last == seen.run.last and (yield from self._has_written(seen)):
+        if lane.last == seen.run.last and (yield from self._has_pending_writes(seen)):
             question, unchanged = yield from questions.find_open_question(
                 self.partition, lane, self.read_asked
             )
@@ -238,7 +238,7 @@ class Retry:
         message, checks = yield from questions.address_answer(self.partition, message, lane, self.read_asked)
         return [message], checks
 
-    def _has_written(self, seen: _Seen) -> Program[bool]:
+    def _has_pending_writes(self, seen: _Seen) -> Program[bool]:
         """Return True if tasks of the run have stored writes on the thread's latest checkpoint."""
         if seen.head is None:
             return False
@@ -246,7 +246,7 @@ class Retry:
         (records,) = yield from ask(Fetch(self.partition, (Range(WRITE, place),)))
         return any(belongs(write.nonce, (seen.run.id,)) for write in read_writes(records))
 
-    def _has_stored(self) -> Program[bool]:
+    def _has_checkpoint(self) -> Program[bool]:
         """Return True if a checkpoint of the run is stored. Checkpoints of its subgraphs alone do not count:
         their step is not finished."""
         after: int | None = None
@@ -280,7 +280,7 @@ class _Seen(NamedTuple):
     run: Run
     messages: tuple[Message, ...]
     head: Record | None
-    is_last: bool
+    has_latest_checkpoint: bool
     """True if the thread's latest checkpoint is the run's."""
     earlier: Accepted | None
     stopped: Message | None

@@ -216,7 +216,7 @@ class Builder:
 
 
 @dataclass(slots=True)
-class Leaf:
+class Payload:
     """A payload that is not split."""
 
     type: int
@@ -245,7 +245,7 @@ class Snapshot:
     inner: Tree
 
 
-Tree = Leaf | EncodedList | EncodedDict | Snapshot
+Tree = Payload | EncodedList | EncodedDict | Snapshot
 
 Bodies = dict[bytes, bytes]
 Entries = tuple[list[bytes], list[Tree]]
@@ -301,17 +301,17 @@ class Expansion:
         tag = ref[0]
         family = tag & 0xF0
         if family == refs.INLINE:
-            return Leaf(tag & 0x0F, ref[1:])
+            return Payload(tag & 0x0F, ref[1:])
         if family == refs.CHUNK:
             body = self._request_body(ref[1:])
             if body is None:
                 return None
-            return Leaf(tag & 0x0F, body)
+            return Payload(tag & 0x0F, body)
         if family == refs.BIG:
             pieces = [self._request_body(d) for d in refs.digests(ref[1:])]
             found_pieces = [p for p in pieces if p is not None]
             if len(found_pieces) == len(pieces):
-                return Leaf(tag & 0x0F, b"".join(found_pieces))
+                return Payload(tag & 0x0F, b"".join(found_pieces))
             return None
         if tag == refs.WRAPPED:
             body = self._request_body(ref[1:], node=True)

@@ -157,31 +157,31 @@ async def read_part(walk: ThreadWalk, since: int, cursor: str, seconds: float) -
     times = NodeTimes()
     examined = unreadable = 0
     until = time.monotonic() + seconds
-    async with aclosing(search(walk, ThreadQuery(since=since), place)) as steps:
-        async for step in steps:
+    async with aclosing(search(walk, ThreadQuery(since=since), place)) as finds:
+        async for found in finds:
             # If the part before ended within a thread, the search finds that thread first, unless the thread
             # has changed since: then ``before`` does not apply.
-            if step.row is not None and step.row.thread_id != thread_id:
+            if found.row is not None and found.row.thread_id != thread_id:
                 before = None
-            if step.row is not None and step.row.run is not None and before is None:
+            if found.row is not None and found.row.run is not None and before is None:
                 try:
-                    await _read_failures(walk, step.row, since, times)
+                    await _read_failures(walk, found.row, since, times)
                 except (Corrupt, Contention):
                     unreadable += 1
-            while step.row is not None and step.row.has_state:
+            while found.row is not None and found.row.has_state:
                 try:
-                    before = await _read_page(walk, step.row, since, before, times)
+                    before = await _read_page(walk, found.row, since, before, times)
                 except (Corrupt, Contention):
                     unreadable += 1
                     break
                 if before is None:
                     break
                 if time.monotonic() > until:
-                    rest = json.dumps([place, step.row.thread_id, before])
+                    rest = json.dumps([place, found.row.thread_id, before])
                     return NodeTimesPart(times, examined, unreadable, rest)
             thread_id = before = None
-            examined += step.examined
-            place = step.cursor
+            examined += found.examined
+            place = found.cursor
             if time.monotonic() > until:
                 return NodeTimesPart(times, examined, unreadable, json.dumps([place, None, None]))
     return NodeTimesPart(times, examined, unreadable, None)

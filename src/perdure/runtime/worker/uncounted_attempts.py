@@ -43,10 +43,10 @@ from perdure.storage.port import Driver
 _RETRY_S = 300.0
 """Seconds for which excusing an attempt is retried while the database is unavailable."""
 
-_OF_ITS_THREAD = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
+_THREAD_ERRORS = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
 """Errors of the run's own thread after which an attempt does not count: in a rolling deploy, a worker of the
 other version or with the new key continues the run; a user may withdraw a message while a node uses it."""
-_OF_ITS_DATABASE = (Unavailable, KeyMissing)
+_DATABASE_ERRORS = (Unavailable, KeyMissing)
 """Errors of the worker's database after which some attempts do not count."""
 PERMANENT = (
     LimitReached,
@@ -74,13 +74,13 @@ class Judge:
         worker now, or the run waits for one of its limits."""
         if isinstance(error, LimitPending):
             return self._is_of_its_limits(error, held)
-        return isinstance(error, _OF_ITS_THREAD) and self._is_of_its_thread(error, held)
+        return isinstance(error, _THREAD_ERRORS) and self._is_of_its_thread(error, held)
 
     def may_excuse(self, error: BaseException) -> bool:
         """Return True if the attempt need not count, as the worker's own database was at fault."""
         if isinstance(error, KeyMissing) and find_origin(error) is None:
             return False
-        return isinstance(error, _OF_ITS_DATABASE) and self._is_of_its_database(error)
+        return isinstance(error, _DATABASE_ERRORS) and self._is_of_its_database(error)
 
     def is_permanent(self, error: BaseException, held: HeldRun) -> bool:
         """Return True if another attempt would raise the error again."""

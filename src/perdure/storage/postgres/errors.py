@@ -16,7 +16,7 @@ from perdure.errors import (
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.sql.refusals import describe_refusal
 
-_PASSING_STATES = {"57P03", "53300", "57P01", "57P02"}
+_TRANSIENT_STATES = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
 
 _OF_STATEMENTS = ("21", "22", "23", "42", "44", "P0")
@@ -31,10 +31,10 @@ def is_wrong_password(error: psycopg.Error) -> bool:
     return any(sign in str(error) for sign in _WRONG_PASSWORD)
 
 
-def may_pass(error: psycopg.Error) -> bool:
-    """Return True if a connection that failed may succeed a little later."""
+def is_transient(error: psycopg.Error) -> bool:
+    """Return True if a connection that failed with this error may succeed a little later."""
     if error.sqlstate is not None:
-        return error.sqlstate in _PASSING_STATES
+        return error.sqlstate in _TRANSIENT_STATES
     text = str(error)
     return not any(
         sign in text

@@ -67,7 +67,7 @@ class Retry:
     Attributes:
         run_id: id of the failed run, or of a message that was joined into it.
         now: current time in microseconds.
-        most: maximum number of messages that may wait on the thread.
+        max_pending: maximum number of messages that may wait on the thread.
         fresh: start of the versions of a new inbox.
         new_id: draws the id of a message.
         read_asked: reads what the thread asks.
@@ -76,7 +76,7 @@ class Retry:
     partition: Partition
     run_id: str
     now: int
-    most: int
+    max_pending: int
     fresh: int
     new_id: Callable[[], str]
     read_asked: questions.ReadAsked
@@ -118,8 +118,7 @@ class Retry:
         if not runs:
             raise NotFound(
                 f"thread {self.partition.thread!r} has no run {self.run_id!r}: it never began, or its "
-                "record was "
-                "removed"
+                "record was removed"
             )
         run = read_one(self.partition, Run.read, runs[0])
         if keys:
@@ -166,15 +165,13 @@ class Retry:
         if not seen.has_latest_checkpoint and (yield from self._has_checkpoint()):
             raise Conflict(
                 f"thread {thread!r} has gone on after run {run.id!r}: what that run had done is not its "
-                "latest state "
-                "any more; send its message again, or fork the thread"
+                "latest state any more; send its message again, or fork the thread"
             )
         messages, checks = yield from self._plan_repetition(seen)
-        if lane.pending + len(messages) > self.most:
+        if lane.pending + len(messages) > self.max_pending:
             raise QueueFull(
-                f"thread {thread!r} has {lane.pending} messages waiting, at most {self.most} may; nothing "
-                "was stored. "
-                "Try again later"
+                f"thread {thread!r} has {lane.pending} messages waiting, at most {self.max_pending} may; "
+                "nothing was stored. Try again later"
             )
         lane = lane.accept(self.now, Debounce(), len(messages))
         first = lane.last - len(messages) + 1
@@ -207,8 +204,7 @@ class Retry:
             if lane.run_id is not None or lane.pending:
                 raise RunInProgress(
                     f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
-                    f"{run.id!r} "
-                    "would go on from the thread's latest step; wait for them, or cancel them"
+                    f"{run.id!r} would go on from the thread's latest step; wait for them, or cancel them"
                 )
             for name in (START, ANSWERS):
                 options.pop(name, None)

@@ -25,9 +25,9 @@ FieldsOf = Callable[[Partition], dict[str, Any] | None]
 
 
 class SaverReports:
-    """Emits events for checkpoints that a runtime's savers stored. ``fields_of``, called on the
-    event loop, returns the run that works on a thread in this process; checkpoints outside of runs are
-    ignored."""
+    """Emits events for what a runtime's savers report: stored checkpoints, older threads, dropped keys.
+    ``fields_of``, called on the event loop, returns the run that works on a thread in this process;
+    checkpoints outside of runs are ignored."""
 
     def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
         self._observers = observers
@@ -67,7 +67,7 @@ class SaverReports:
                 self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
 
     def _note_first_time(self, partition: Partition, run_id: str, channel: str) -> bool:
-        """Return True the first time that a channel of a run is reported."""
+        """Return True the first time that a channel, or the path of a namespace, is reported for a run."""
         warned_run, channels = self._warned.get(partition, ("", set[str]()))
         if warned_run != run_id:
             channels = set()

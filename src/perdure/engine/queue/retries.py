@@ -94,7 +94,7 @@ class Retry:
         """
         (runs,) = yield from ask(Fetch(self.partition, (Get(RUN, (self.run_id,)),)))
         if not runs:
-            # This may be the id of a message that was joined with an earlier one: find their run.
+            # This may be the id of a message that was joined into the run of an earlier one: find that run.
             joined = yield from find(self.partition, self.run_id)
             if joined is not None and joined.run is not None:
                 return (yield from replace(self, run_id=joined.run.id).store())

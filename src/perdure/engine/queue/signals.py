@@ -62,7 +62,7 @@ class Signal:
     read_asked: ReadAsked
 
     def store(self) -> Program[Signalled]:
-        """End the waits for it, or keep it for one that has not begun.
+        """End the waits for the signal, or keep the signal for a wait that has not begun.
 
         Raises:
             NotFound: there is no such thread.

@@ -94,14 +94,14 @@ class Runner:
         )
         self._waits: dict[str, dict[str, Wait]] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
-        self.sizes = sizes = SaverReports(context.observers, context.settings.warn_bytes, self._find_fields)
+        reports = SaverReports(context.observers, context.settings.warn_bytes, self._find_fields)
         self.graphs = Graphs(
             Database(context.database),
             {**context.agents, **context.internal},
             context.store,
-            sizes.report_checkpoint,
-            sizes.report_older,
-            sizes.report_undeclared,
+            reports.report_checkpoint,
+            reports.report_older,
+            reports.report_undeclared,
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
         )

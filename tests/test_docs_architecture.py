@@ -35,7 +35,7 @@ from perdure.model.runs.messages import Reply
 from perdure.model.values.packs import BLOCK
 from perdure.runtime import Channel, Runtime
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from perdure.testing.faults import faulty
 from tests.architecture_page import (
@@ -420,7 +420,7 @@ async def served(sent: list[str]) -> AsyncIterator[tuple[Runtime, httpx.AsyncCli
         Runtime(db, {"asking": asking()}, channels=channels) as runtime,
     ):
         app = create_app()
-        app.state.perdure = ServerState.over(runtime, Open())
+        app.state.perdure = ServerState.over(runtime, OpenGate())
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             yield runtime, client

@@ -106,7 +106,7 @@ def test_copy_brings_everything_and_says_so(run: Run, tmp_path: Path) -> None:
     code, out, err = run(*words, "--dry-run")
     assert (code, err) == (0, "")
     assert "'conversation 0': would be copied, 183 checkpoints" in out
-    assert "To copy to" in out
+    assert "Would copy to" in out
     assert digests(target) == {}
     code, out, err = run(*words)
     assert (code, err) == (0, "")
@@ -186,7 +186,7 @@ def test_both_databases_are_named_as_arguments_or_as_options(run: Run, tmp_path:
     for words in (*first, ("--from", source, target), (source, "--to", target), ("--to", target, source)):
         code, out, err = run("copy", *words, "--dry-run")
         assert (code, err) == (0, ""), words
-        assert out.splitlines()[-1].startswith("To copy to") is True
+        assert out.splitlines()[-1].startswith("Would copy to") is True
     assert run("copy", source, target)[0] == 0
     assert digests(target) == digests(source)
     for named, told in (

@@ -132,7 +132,7 @@ SENDERS: Mapping[str, Does] = {
     "accept a key": lambda t: t.accept("key", key="k"),
     "accept a key again": lambda t: t.accept("key again", key="k", knows=True),
     "accept if idle": lambda t: t.accept("c", strategy="reject"),
-    "accept if there is room": lambda t: t.accept("c", most=1, knows=True),
+    "accept if there is room": lambda t: t.accept("c", max_pending=1, knows=True),
     "accept with a wait": lambda t: t.accept("c", quiet=100),
     "interrupt": lambda t: t.accept("c", strategy="interrupt", knows=True),
     "roll back": lambda t: t.accept("c", strategy="rollback"),

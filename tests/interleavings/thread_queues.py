@@ -80,7 +80,7 @@ class Thread(World):
         payload = {"message": name}
         channel = options.pop("channel", "post")
         message = Message(name, payload, "g", channel, mode, dedupe=dedupe_digest(key) if key else b"")
-        terms = {"strategy": "enqueue", "most": MOST, "read_asked": self._read_asked, **options}
+        terms = {"strategy": "enqueue", "max_pending": MOST, "read_asked": self._read_asked, **options}
         return Accept(self.here, message, self.now, Debounce(quiet, quiet), fresh=FRESH, **terms)
 
     def _read_asked(self, checkpoint_id: str | None = None, /) -> Program[questions.Asked]:

@@ -21,7 +21,7 @@ def test_texts_of_exceptions_cannot_steer_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_handlers(monkeypatch)
-    log_output.write_log("info")
+    log_output.configure_logging("info")
     try:
         raise ValueError("naïve \x1b[2J\x07\r\u202etext\n\tnext line 茶")
     except ValueError:
@@ -35,6 +35,6 @@ def test_texts_of_exceptions_cannot_steer_a_terminal(
 def test_a_log_that_is_set_up_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     root, own = without_handlers(monkeypatch), logging.NullHandler()
     root.addHandler(own)
-    log_output.write_log("debug")
+    log_output.configure_logging("debug")
     assert root.handlers == [own]
     assert logging.getLogger("perdure").level == logging.DEBUG

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Http, RequestLimits
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
@@ -98,7 +98,7 @@ class Site:
                 Runtime(database, self._graphs, settings=settings, all_tenants=True) as runtime,
             ):
                 app.state.perdure = self.host = ServerState.over(
-                    runtime, self._gate or Open(), limits=self._limits
+                    runtime, self._gate or OpenGate(), limits=self._limits
                 )
                 yield
                 await self.host.close()

@@ -23,7 +23,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Http, RequestLimits
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter
@@ -153,7 +153,7 @@ async def serving(
     settings = Settings(**{"poll": 0.2, "shared_threads": True, **changed})
     async with AsyncExitStack() as clients, perdure.connect(url, migrate=True) as db:
         runtime = Runtime(db, of or graphs(), settings=settings, all_tenants=True, observers=observers)
-        host = ServerState.over(runtime, gate or Open(), limits=limits)
+        host = ServerState.over(runtime, gate or OpenGate(), limits=limits)
         CronStarter(host).serve()
         async with runtime, served(create_app(None, http), host) as address:
             yield Served(address, host, clients)

@@ -25,7 +25,7 @@ from perdure.model.runs import lifecycle
 from perdure.model.runs.lifecycle import Facts, QuestionState
 from perdure.runtime import Options, Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.runtime.graphs import Line, Storage
 
@@ -313,7 +313,7 @@ async def world(
 
     database = storage.database()
     runtime = Runtime(database, {"agent": GRAPHS[shape]}, works=False, settings=settings)
-    _app().state.perdure = ServerState.over(runtime, Open())
+    _app().state.perdure = ServerState.over(runtime, OpenGate())
     transport = httpx.ASGITransport(app=_app(), client=("127.0.0.1", 1))
     async with runtime, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         yield World(runtime, http, database, open_worker)

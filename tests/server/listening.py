@@ -17,7 +17,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.filters import Filter
-from perdure.server.auth.identity import Gate, Open, Refusal, User
+from perdure.server.auth.identity import Gate, OpenGate, Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.resources import ServerState
 from tests.server.graphs import graphs
@@ -94,7 +94,7 @@ async def place(
             db, graphs(), settings=Settings(poll=0.1, shared_threads=True), works=works, all_tenants=True
         ) as runtime,
     ):
-        host = ServerState.over(runtime, gate or Open(), limits=limits)
+        host = ServerState.over(runtime, gate or OpenGate(), limits=limits)
         async with served(create_app(None), host) as address:
             yield Place(address, host)
 

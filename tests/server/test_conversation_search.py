@@ -15,7 +15,7 @@ import perdure
 from perdure.runtime import Runtime
 from perdure.server import conversation_search
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Http
 from perdure.server.resources import ServerState
 from perdure.server.state_snapshots import snapshot
@@ -43,7 +43,7 @@ async def client_of(gate: Gate | None = None) -> AsyncIterator[httpx.AsyncClient
         Runtime(database, {"graph": echo()}, all_tenants=gate is not None) as runtime,
     ):
         app = create_app(None, Http(page=True))
-        app.state.perdure = ServerState.over(runtime, gate or Open())
+        app.state.perdure = ServerState.over(runtime, gate or OpenGate())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client

@@ -27,7 +27,7 @@ from perdure.model.runs.messages import FAILED, Run
 from perdure.runtime import Event, Runtime
 from perdure.server import error_handlers, responses
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from perdure.server.streaming import protocol_commands
 from perdure.server.streaming.protocol_events import EventFilter, project
@@ -85,7 +85,7 @@ def raised(kind: type[PerdureError]) -> PerdureError:
 
 
 async def answered(error: PerdureError) -> tuple[int, str]:
-    answer = await error_handlers.answer(
+    answer = await error_handlers.answer_error(
         Request({"type": "http", "method": "GET", "path": "/x", "headers": []}), error
     )
     return answer.status_code, json.loads(bytes(answer.body))["detail"]
@@ -158,7 +158,7 @@ async def served(url: str) -> AsyncIterator[httpx.AsyncClient]:
         Runtime(db, {"turn": _stumbling()}, settings=QUICK, all_tenants=True) as works,
     ):
         app: FastAPI = create_app(None)
-        app.state.perdure = host = ServerState.over(works, Open())
+        app.state.perdure = host = ServerState.over(works, OpenGate())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as http:
             try:

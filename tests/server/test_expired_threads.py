@@ -16,7 +16,7 @@ import perdure
 from perdure import Retention
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.backends import EMPTY
 from tests.retention.test_expiring_driver import Kept, wait
@@ -95,7 +95,7 @@ async def test_every_route_answers_as_for_a_thread_that_never_was(
         async with Runtime(
             kept.db, graphs(), settings=Settings(poll=0.1, shared_threads=True), all_tenants=True
         ) as runtime:
-            host = ServerState.over(runtime, Open())
+            host = ServerState.over(runtime, OpenGate())
             async with (
                 served(create_app(None), host) as address,
                 httpx.AsyncClient(base_url=address, timeout=60, trust_env=False) as http,

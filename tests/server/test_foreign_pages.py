@@ -19,7 +19,7 @@ import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Cors, Http
 from perdure.server.hosting.embedding import perdure_router
 from perdure.server.hosting.mounting import mount
@@ -198,4 +198,4 @@ async def test_providers_reach_their_webhooks(tmp_path: Path) -> None:
             answer = await http.post("/own", data={"payload": "{}"})
             assert (answer.status_code, answer.json()) == (200, "payload=%7B%7D")
 
-    await Place(tmp_path, Open(), Cors()).asked(asked)
+    await Place(tmp_path, OpenGate(), Cors()).asked(asked)

@@ -19,7 +19,7 @@ from perdure.errors import BadSetting
 from perdure.server.auth.identity import (
     TENANT_MAX,
     Gate,
-    Open,
+    OpenGate,
     Refusal,
     User,
     check_names,
@@ -157,7 +157,7 @@ def test_a_user_can_be_copied_and_is_not_shown_with_its_secrets() -> None:
 
 
 def test_without_authentication_everybody_is_one_user() -> None:
-    gate: Gate = Open()
+    gate: Gate = OpenGate()
     user = run(gate.authenticate(request(("x-tenant", "acme"), query="tenant=acme")))
     assert (user.identity, user.tenant, user.is_authenticated) == ("", "", False)
     value: dict[str, Any] = {"metadata": {}}

@@ -28,7 +28,7 @@ from perdure.runtime import Agent, Runtime
 from perdure.runtime.retention_loop import RetentionLoop
 from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app
-from perdure.server.auth.identity import Open, User
+from perdure.server.auth.identity import OpenGate, User
 from tests.langgraph import graphs as made
 from tests.runtime.graphs import eventually_stored
 from tests.server.applications import (
@@ -235,7 +235,7 @@ def test_what_cannot_go_together_is_refused_at_once() -> None:
         with pytest.raises(BadSetting, match="serve=True needs graphs"):
             checkpoint_lifespan(graphs=graphs, serve=True)
     with pytest.raises(BadSetting, match="pass serve=True as well"):
-        checkpoint_lifespan(graphs=chat, gate=Open())
+        checkpoint_lifespan(graphs=chat, gate=OpenGate())
     with pytest.raises(BadSetting, match="pass serve=True as well"):
         checkpoint_lifespan(graphs=chat, settings=QUICK)
 
@@ -317,7 +317,7 @@ def test_a_graph_s_own_store_stays(near: str) -> None:
 
 
 def test_tenants_share_neither_threads_nor_a_store(near: str) -> None:
-    class ByHeader(Open):
+    class ByHeader(OpenGate):
         async def authenticate(self, request: Any) -> User:
             return User(request.headers["x-org"], request.headers["x-org"])
 

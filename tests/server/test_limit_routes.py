@@ -18,11 +18,11 @@ from perdure.limits import SharedLimit
 from perdure.runtime import Runtime
 from perdure.runtime.limits.limiter import CallTurn, limiter_of
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open, Refusal, User
+from perdure.server.auth.identity import OpenGate, Refusal, User
 from perdure.server.resources import ServerState
 
 
-class ByHeader(Open):
+class ByHeader(OpenGate):
     """A gate that takes the names in headers for verified: a ``guest`` may search nothing, a ``user`` finds
     own threads."""
 

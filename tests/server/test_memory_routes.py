@@ -20,7 +20,7 @@ from perdure.memory import Memory, memory_tools
 from perdure.runtime import Agent, Runtime
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open, User
+from perdure.server.auth.identity import OpenGate, User
 from perdure.server.config import Http
 from perdure.server.resources import ServerState
 from tests.backends import BACKENDS, EMPTY
@@ -28,7 +28,7 @@ from tests.conversation.models import Scripted
 from tests.runtime.agent_memory.test_run_memory import graph, policy, settled
 
 
-class ByHeader(Open):
+class ByHeader(OpenGate):
     """A gate that takes the name in a header for verified, with one tenant for all users."""
 
     async def authenticate(self, request: HTTPConnection) -> User:

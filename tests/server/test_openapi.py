@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.core.result import Ok
 
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from tests.backends import EMPTY
 from tests.server.acceptance.serving import run
 from tests.server.tenants import Served, graphs, said, serving
@@ -42,7 +42,7 @@ def ask(url: str) -> Iterator[Callable[..., tuple[int, bytes]]]:
     read of a stream."""
     served = {name: graph for name, graph in graphs().items() if name != "rest"}
     with asyncio.Runner() as runner:
-        context = serving(url, Open(), serves=served)
+        context = serving(url, OpenGate(), serves=served)
         server: Served = runner.run(context.__aenter__())
         http = server.http({})
 
@@ -283,7 +283,7 @@ def test_no_text_makes_it_fail(ask: Callable[..., tuple[int, bytes]], text: str)
 @run
 async def test_a_nul_comes_back_as_it_was_sent(url: str) -> None:
     """PostgreSQL has no text with a NUL: what holds one is not stored as such, or is refused everywhere."""
-    async with serving(url, Open()) as server, server.http({}) as http:
+    async with serving(url, OpenGate()) as server, server.http({}) as http:
         refused = await http.post("/threads", json={"thread_id": _NUL})
         assert refused.status_code == 422
         await http.post("/threads", json={"thread_id": "t", "metadata": {_NUL: _NUL}})

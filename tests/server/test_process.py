@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Cors
 from perdure.server.hosting.process import Server, guard
 from perdure.web.listening import listen
@@ -40,7 +40,7 @@ def status(
     app = Starlette(routes=[route])
 
     async def send(listener: socket.socket) -> int:
-        transport = httpx.ASGITransport(app=guard(app, gate or Open(), STUDIO, listener, hosts))
+        transport = httpx.ASGITransport(app=guard(app, gate or OpenGate(), STUDIO, listener, hosts))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:2024") as client:
             return (await client.request(method, "/threads", headers=sent)).status_code
 
@@ -110,7 +110,7 @@ def test_a_request_has_one_host(address: str, hosts: list[bytes]) -> None:
         "type": "http", "method": "GET", "path": "/", "headers": [(b"host", host) for host in hosts],
     }  # fmt: skip
     with closing(listen(address, 0)) as listener:
-        asyncio.run(guard(app, Open(), STUDIO, listener, ["*"])(scope, None, send))  # type: ignore[arg-type]
+        asyncio.run(guard(app, OpenGate(), STUDIO, listener, ["*"])(scope, None, send))  # type: ignore[arg-type]
     assert reached[0]["status"] == 400
 
 

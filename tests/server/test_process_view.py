@@ -14,7 +14,7 @@ import perdure
 from perdure.runtime import Runtime
 from perdure.server import process_view
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Http
 from perdure.server.resources import ServerState
 from tests.server.hosting import owners, run
@@ -29,7 +29,7 @@ async def client_of(
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with perdure.connect("memory://") as database, Runtime(database, chat()) as runtime:
         app = create_app(None, Http(page=True), development=development)
-        app.state.perdure = ServerState.over(runtime, gate or Open())
+        app.state.perdure = ServerState.over(runtime, gate or OpenGate())
         transport = httpx.ASGITransport(app, client=(peer, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client

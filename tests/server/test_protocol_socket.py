@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open, User
+from perdure.server.auth.identity import OpenGate, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
@@ -334,7 +334,7 @@ async def restarted_at(url: str, port: int) -> AsyncIterator[int]:
         perdure.connect(url, migrate=True) as db,
         Runtime(db, graphs(), settings=Settings(poll=0.1), all_tenants=True) as runtime,
     ):
-        app, host = create_app(None), ServerState.over(runtime, Open())
+        app, host = create_app(None), ServerState.over(runtime, OpenGate())
         app.state.perdure = host
         server = uvicorn.Server(
             uvicorn.Config(app, http=LimitedConnection, port=port, log_level="warning", lifespan="off")
@@ -448,7 +448,7 @@ async def _stop(url: str) -> None:
         perdure.connect(url, migrate=True) as db,
         Runtime(db, graphs(), settings=Settings(poll=0.1), all_tenants=True) as runtime,
     ):
-        host = ServerState.over(runtime, Open())
+        host = ServerState.over(runtime, OpenGate())
         async with served(create_app(None), host) as address, socket(address, new()) as opened:
             await command(opened, "subscription.subscribe", channels=["values"])
             await host.close()

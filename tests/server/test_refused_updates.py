@@ -17,7 +17,7 @@ import perdure
 from perdure.langgraph.reading.readable_states import REFUSED, Graph
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
@@ -88,7 +88,7 @@ async def test_it_is_shown_without_it_and_hides_no_other(name: str) -> None:
     async with (
         perdure.connect("memory://") as db,
         Runtime(db, {"graph": graph}, settings=Settings(poll=0.1), all_tenants=True) as runtime,
-        served(create_app(None), ServerState.over(runtime, Open())) as address,
+        served(create_app(None), ServerState.over(runtime, OpenGate())) as address,
         httpx.AsyncClient(base_url=address, timeout=60) as http,
     ):
         for thread_id in ("sound", "broken"):
@@ -140,7 +140,7 @@ async def test_an_edit_that_any_exception_refuses_is_the_clients_error() -> None
     async with (
         perdure.connect("memory://") as db,
         Runtime(db, {"graph": _raising(_Own)}, settings=Settings(poll=0.1), all_tenants=True) as runtime,
-        served(create_app(None), ServerState.over(runtime, Open())) as address,
+        served(create_app(None), ServerState.over(runtime, OpenGate())) as address,
         httpx.AsyncClient(base_url=address, timeout=60) as http,
     ):
         body = {"thread_id": "t", "metadata": {"graph_id": "graph"}}

@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from perdure.server.app import create_app, routers
-from perdure.server.requests import IDS_MAX, NAMES_MAX
+from perdure.server.requests import ITEMS_MAX, NAMES_MAX
 from perdure.server.resources import GatedRoute
 from perdure.server.routes import threads
 from tests.backends import EMPTY
@@ -62,7 +62,7 @@ def test_every_list_of_a_request_has_a_maximum() -> None:
     assert found == DATA
 
 
-MANY = [f"t{number}" for number in range(IDS_MAX + 1)]
+MANY = [f"t{number}" for number in range(ITEMS_MAX + 1)]
 TOO_MANY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("POST", "/threads/prune", {"thread_ids": MANY}, "thread_ids"),
     ("POST", "/threads/search", {"ids": MANY}, "ids"),
@@ -105,9 +105,9 @@ async def test_a_request_with_too_many_entries_changes_nothing_and_says_how_many
             answer = await http.request(method, path, json=body)
             assert answer.status_code == 422, (path, name, answer.text)
             assert name in detail(answer)
-            assert str(IDS_MAX + 1) in detail(answer), answer.text
-            assert f"at most {IDS_MAX}" in detail(answer) or f"at most {NAMES_MAX}" in detail(answer)
-        left = await http.post("/threads/search", json={"ids": MANY[:IDS_MAX]})
+            assert str(ITEMS_MAX + 1) in detail(answer), answer.text
+            assert f"at most {ITEMS_MAX}" in detail(answer) or f"at most {NAMES_MAX}" in detail(answer)
+        left = await http.post("/threads/search", json={"ids": MANY[:ITEMS_MAX]})
         assert [thread["thread_id"] for thread in left.json()] == ["t1"]
 
 
@@ -118,12 +118,12 @@ async def test_a_filter_of_items_has_a_bounded_number_of_conditions_in_all(url: 
         item = {"namespace": ["n"], "key": "k", "value": {"a": "t7"}}
         assert (await http.put("/store/items", json=item)).status_code == 204
         values = {"a": {"$in": MANY[:NAMES_MAX]}}
-        wide = {"filter": {"$and": [values] * (IDS_MAX // (NAMES_MAX + 3))}}
+        wide = {"filter": {"$and": [values] * (ITEMS_MAX // (NAMES_MAX + 3))}}
         answer = await http.post("/store/items/search", json=wide)
         assert [found["key"] for found in answer.json()["items"]] == ["k"]
         answer = await http.post("/store/items/search", json={"filter": {"$or": [values] * 10}})
         assert answer.status_code == 422
-        assert f"a filter has at most {IDS_MAX} conditions and values in all" in detail(answer)
+        assert f"a filter has at most {ITEMS_MAX} conditions and values in all" in detail(answer)
 
 
 @run

@@ -19,7 +19,7 @@ from langgraph.types import Send, interrupt
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.server.acceptance.serving import run
 
@@ -95,7 +95,7 @@ async def _serving(graph: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime
         Runtime(database, graph, settings=Settings(poll=0.05)) as runtime,
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        app.state.perdure = ServerState.over(runtime, Open())
+        app.state.perdure = ServerState.over(runtime, OpenGate())
         yield http, runtime
 
 

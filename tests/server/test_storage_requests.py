@@ -11,7 +11,7 @@ from perdure.model.ops import Commit, Fetch
 from perdure.model.records import DOCUMENT, RUN, THREADS
 from perdure.runtime import Runtime
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.runtime.graphs import Storage, Talk, settings, working
 from tests.server.hosting import run
@@ -38,7 +38,7 @@ async def test_a_new_thread_with_its_first_run_is_one_look_up_and_one_commit(
     database, line = memory.open()
     async with Runtime(database, talk.graph, settings=settings(), observers=[], works=False) as runtime:
         app = create_app()
-        app.state.perdure = host = ServerState.over(runtime, Open())
+        app.state.perdure = host = ServerState.over(runtime, OpenGate())
         requests: list[type] = []
 
         async def note(effect: Any) -> None:
@@ -71,7 +71,7 @@ async def test_who_waits_for_a_run_of_this_process_gets_its_values_without_a_req
     database, line = memory.open()
     async with working(database, talk.graph) as runtime:
         app = create_app()
-        app.state.perdure = host = ServerState.over(runtime, Open())
+        app.state.perdure = host = ServerState.over(runtime, OpenGate())
         requests: list[Any] = []
 
         async def note(effect: Any) -> None:

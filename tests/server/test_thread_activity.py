@@ -15,7 +15,7 @@ from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition
 from perdure.runtime import Runtime
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.runtime.graphs import HOUR_US, Line, Storage, Talk, eventually, settings, stored
 from tests.server.hosting import run
@@ -37,7 +37,7 @@ async def served(storage: Storage, talk: Talk) -> AsyncIterator[tuple[httpx.Asyn
     quiet = settings(poll=600.0, lease=6000.0)
     async with Runtime(database, talk.graph, settings=quiet, observers=[]) as runtime:
         app = create_app()
-        app.state.perdure = host = ServerState.over(runtime, Open())
+        app.state.perdure = host = ServerState.over(runtime, OpenGate())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             for thread_id in ("ada", "bob"):
                 assert (await client.post("/threads", json={"thread_id": thread_id})).status_code == 200

@@ -19,7 +19,7 @@ from perdure.model.runs.messages import DEAD, SENT
 from perdure.runtime import Options, Runtime, Settings
 from perdure.runtime.options import WEBHOOK
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from perdure.server.runs.outbound_policy import OutboundPolicy
 from perdure.server.runs.webhooks import Webhooks, of_variables
@@ -143,7 +143,7 @@ def test_the_secret_of_a_url_is_in_no_log_and_no_error(
 @asynccontextmanager
 async def api(runtime: Runtime, reach: OutboundPolicy | None) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(None)
-    app.state.perdure = host = ServerState.over(runtime, Open(), webhooks=reach)
+    app.state.perdure = host = ServerState.over(runtime, OpenGate(), webhooks=reach)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
     await host.close()

@@ -34,7 +34,7 @@ _COLLECTIONS = (
 _IMMUTABLE = (str, bytes, tuple, frozenset)
 
 
-def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
+def check_declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
     """Yield the findings about a graph's channels, and the reason for each channel that cannot be
     examined."""
     for channel in facts.channels:

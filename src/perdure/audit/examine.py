@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from perdure.audit.declarations import declarations
+from perdure.audit.declarations import check_declarations
 from perdure.audit.findings import AuditFinding, AuditReport, Ignore, leave_out_ignored
 from perdure.audit.interrupting_tools import interrupting_tools
 from perdure.audit.interrupts import interrupts
@@ -57,7 +57,7 @@ def audit(
 
 
 def _check_graph(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
-    yield from declarations(facts)
+    yield from check_declarations(facts)
     yield from storage(facts, serde)
     yield from updates(facts)
     yield from interrupts(facts)

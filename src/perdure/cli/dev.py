@@ -62,9 +62,9 @@ def dev(
             f"perdure dev needs {error.name}, which is not installed; pip install 'perdure[dev]'"
         ) from error
 
-    from perdure.runtime.log_output import write_log
+    from perdure.runtime.log_output import configure_logging
 
-    write_log(log_level)
+    configure_logging(log_level)
     flags: dict[str, Any] = {
         "file": config,
         "graphs": graphs or (),
@@ -73,23 +73,23 @@ def dev(
         "development": True,
         "keys": keys,
     }
-    asked = load(**flags, port=port, environ=os.environ)
-    if asked.database_url.startswith("memory:"):
+    loaded = load(**flags, port=port, environ=os.environ)
+    if loaded.database_url.startswith("memory:"):
         raise BadSetting(
             "perdure dev needs a database that outlives a reload, and memory:// does not; leave --db out for "
             "a file in .perdure"
         )
-    with listen(asked.http.host, asked.http.port) as listener:
+    with listen(loaded.http.host, loaded.http.port) as listener:
         # Later processes are announced under the same address, even if the configuration has changed.
         port = listener.getsockname()[1]
         terms = DevelopmentTerms(
-            load=partial(_load, {**flags, "host": asked.http.host, "port": port}),
+            load=partial(_load, {**flags, "host": loaded.http.host, "port": port}),
             announce=_announce,
             announce_failure=_announce_failure,
             works=works,
             log_level=log_level.upper(),
         )
-        serve_reloading(asked, terms, listener, _announce_end)
+        serve_reloading(loaded, terms, listener, _announce_end)
     err.print("Stopped. Every accepted run is stored.")
 
 

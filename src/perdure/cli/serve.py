@@ -71,7 +71,7 @@ def serve(
       perdure serve agent=./agent.py:graph --db postgresql://me@host/threads --host 0.0.0.0
 
     Accepted runs are durable and take effect once, even if a process ends. SIGTERM or Ctrl-C stops the
-    server: streams are closed, whose clients reconnect, and runs are handed over.
+    server: it closes streams (their clients reconnect) and hands over runs.
     """
     try:
         from perdure.server.config import load
@@ -83,10 +83,10 @@ def serve(
             f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"
         ) from error
 
-    from perdure.runtime.log_output import write_log
+    from perdure.runtime.log_output import configure_logging
 
-    write_log(log_level)
-    asked = load(
+    configure_logging(log_level)
+    loaded = load(
         file=config,
         graphs=graphs or (),
         db=db,
@@ -97,52 +97,51 @@ def serve(
         environ=os.environ,
         keys=keys,
     )
-    if asked.development:
+    if loaded.development:
         from perdure.runtime.failures.failure_location import show_failures
 
         show_failures()
-    if workers > 1 and asked.database_url.startswith("memory:"):
+    if workers > 1 and loaded.database_url.startswith("memory:"):
         raise BadSetting(
             "--workers needs a database that processes can share; memory:// is one process's own"
         )
-    listener = listen(asked.http.host, asked.http.port)
+    listener = listen(loaded.http.host, loaded.http.port)
 
     def announce_ready() -> None:
-        announce_address(asked, listener.getsockname()[1])
+        announce_address(loaded, listener.getsockname()[1])
 
     with listener:
         if workers > 1:
             announce_ready()
             level = log_level.upper()
-            code = serve_many(asked, listener, workers, works=works, log_level=level)
+            code = serve_many(loaded, listener, workers, works=works, log_level=level)
             if code:
                 raise typer.Exit(code)
         else:
-            run_server(asked, listener, works=works, ready=announce_ready)
+            run_server(loaded, listener, works=works, ready=announce_ready)
     err.print("Stopped. Every accepted run is stored.")
 
 
-def announce_address(asked: Config, port: int) -> None:
+def announce_address(config: Config, port: int) -> None:
     """Print what a server serves and where, its database, and where its configuration is from."""
-    if ":" in asked.http.host:
-        host = f"[{asked.http.host}]"
+    if ":" in config.http.host:
+        host = f"[{config.http.host}]"
     else:
-        host = asked.http.host
-    address = f"http://{host}:{port}{asked.http.mount_prefix or ''}"
-    err.print(f"[bold]Perdure[/] serves {escape(', '.join(asked.graphs))} at {address}", soft_wrap=True)
+        host = config.http.host
+    address = f"http://{host}:{port}{config.http.mount_prefix or ''}"
+    err.print(f"[bold]Perdure[/] serves {escape(', '.join(config.graphs))} at {address}", soft_wrap=True)
     pages = [
-        ("chat page", "/chat/", asked.http.page),
-        ("inspector", "/inspect/", asked.http.inspector),
-        ("API", "/docs", not asked.http.disable_meta),
+        ("chat page", "/chat/", config.http.page),
+        ("inspector", "/inspect/", config.http.inspector),
+        ("API", "/docs", not config.http.disable_meta),
     ]
     lines = [(name, f"{address}{path}") for name, path, is_served in pages if is_served]
-    lines.append(("database", escape(redact(asked.database_url))))
-    if asked.sources:
-        lines.append(("configured by", escape(", ".join(asked.sources))))
+    lines.append(("database", escape(redact(config.database_url))))
+    if config.sources:
+        lines.append(("configured by", escape(", ".join(config.sources))))
     for name, text in lines:
         err.print(f"[dim]{name}[/] {text}", soft_wrap=True)
-    if asked.ignored:
-        err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
-    if asked.development:
-        others = "perdure serve without --dev"
-        err.print(f"[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people by {others}.")
+    if config.ignored:
+        err.print(f"[yellow]Ignored:[/] {escape(', '.join(config.ignored))}", soft_wrap=True)
+    if config.development:
+        err.print("[yellow bold]DEVELOPMENT[/]: for this machine only. To serve others, leave out --dev.")

@@ -130,9 +130,9 @@ def worker(
             f"--all-tenants and the tenant {tenant!r} exclude each other; leave one out (PERDURE_TENANT sets "
             "the tenant, too)"
         )
-    from perdure.runtime.log_output import write_log
+    from perdure.runtime.log_output import configure_logging
 
-    write_log(log_level)
+    configure_logging(log_level)
 
     from perdure.cli.worker_process import TenantScope, work
     from perdure.config.worker import load
@@ -148,7 +148,7 @@ def worker(
         "deadline": deadline,
         "drain": drain,
     }
-    asked = load(
+    loaded = load(
         file=config,
         graphs=graphs or (),
         db=db,
@@ -159,9 +159,9 @@ def worker(
         environ=os.environ,
         keys=keys,
     )
-    if not backend_of(asked.database_url).SCHEMA_VERSION:
+    if not backend_of(loaded.database_url).SCHEMA_VERSION:
         raise BadUrl(
-            f"{redact(asked.database_url)} is this process's alone: no message would ever get here. Name a "
+            f"{redact(loaded.database_url)} is this process's alone: no message would ever get here. Name a "
             "database that others can reach"
         )
-    work(asked, TenantScope(tenant, all_tenants))
+    work(loaded, TenantScope(tenant, all_tenants))

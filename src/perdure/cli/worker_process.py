@@ -50,7 +50,7 @@ class TenantScope:
     all_tenants: bool
 
 
-def work(config: WorkerConfig, whose: TenantScope) -> None:
+def work(config: WorkerConfig, scope: TenantScope) -> None:
     """Run graphs until the process is stopped.
 
     Raises:
@@ -67,12 +67,12 @@ def work(config: WorkerConfig, whose: TenantScope) -> None:
     channels = None
     if config.channels is not None:
         channels = find(config.channels, root=config.root)
-    working = _run_worker(config, whose, graphs, channels)
+    working = _run_worker(config, scope, graphs, channels)
     asyncio.run(run_with_node_threads(config.settings.concurrency, working))
 
 
 async def _run_worker(
-    config: WorkerConfig, whose: TenantScope, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
+    config: WorkerConfig, scope: TenantScope, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
     found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     agents = config.agents.apply(found, config.root)
@@ -98,7 +98,7 @@ async def _run_worker(
                 connect(
                     url,
                     migrate=config.development,
-                    tenant=whose.tenant,
+                    tenant=scope.tenant,
                     encryption_key=config.keys,
                     retention=config.retention.rules,
                 ) as database,
@@ -109,10 +109,10 @@ async def _run_worker(
                     closing, config.store_url, development=config.development, key=config.keys
                 )
                 runtime = _make_runtime(
-                    config, whose, (database, store), agents, reply_channels, observers, name=name
+                    config, scope, (database, store), agents, reply_channels, observers, name=name
                 )
                 retention = config.retention
-                options = RetentionOptions(all_tenants=whose.all_tenants, owner=name, share=retention.share)
+                options = RetentionOptions(all_tenants=scope.all_tenants, owner=name, share=retention.share)
                 sweeps = RetentionLoop(
                     database, Observers(observers), every=retention.every, options=options, store=store
                 )
@@ -121,15 +121,15 @@ async def _run_worker(
                 async with runtime, sweeps:
                     exempt_existing()
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redact(url))
-                    asked = await stop
+                    signal_name = await stop
                     line = "worker %s got %s: it claims nothing more and ends within %g s"
-                    _log.info(line, name, asked, config.settings.drain)
+                    _log.info(line, name, signal_name, config.settings.drain)
         _log.info("worker %s has stopped: %s", name, tally)
 
 
 def _make_runtime(
     config: WorkerConfig,
-    whose: TenantScope,
+    scope: TenantScope,
     databases: tuple[Database, Database | None],
     agents: Mapping[str, Agent],
     channels: Mapping[str, Channel],
@@ -147,7 +147,7 @@ def _make_runtime(
             agents,
             channels={**channels, **({} if hooks is None else hooks.channels(config.settings))},
             settings=config.settings,
-            all_tenants=whose.all_tenants,
+            all_tenants=scope.all_tenants,
             observers=observers,
             name=name,
             store_ttl=config.store,
@@ -158,22 +158,22 @@ def _make_runtime(
         raise BadSetting(str(error)) from error
     if hooks is not None:
         hooks.serve(runtime)
-    _serve_crons(config, whose, runtime, None if hooks is None else hooks.reach)
+    _serve_crons(config, scope, runtime, None if hooks is None else hooks.reach)
     return runtime
 
 
 def _serve_crons(
-    config: WorkerConfig, whose: TenantScope, runtime: Runtime, reach: OutboundPolicy | None
+    config: WorkerConfig, scope: TenantScope, runtime: Runtime, reach: OutboundPolicy | None
 ) -> None:
     """Start the crons that a server's clients created. Without the extra for servers they are left to other
     processes."""
     try:
-        from perdure.server.auth.identity import Open
+        from perdure.server.auth.identity import OpenGate
         from perdure.server.resources import ServerState
         from perdure.server.runs.crons import CronStarter
     except MissingExtra:
         return
-    gate = Open(whose.tenant)
+    gate = OpenGate(scope.tenant)
     host = ServerState.over(runtime, gate, webhooks=reach, configs=config.assistants)
     CronStarter(host).serve()
 

@@ -23,7 +23,7 @@ from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.langgraph.search.index import SearchConfig
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.observers import Logs, Observer
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 
 GRAPH = "chat"
@@ -89,6 +89,6 @@ async def start_demo(stack: AsyncExitStack, db: perdure.Database, model: OpenMod
     observers = (Logs(), handed_over)
     runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=observers, store_index=WORD_INDEX)
     await stack.enter_async_context(runtime)
-    host = ServerState.over(runtime, Open(db.tenant))
+    host = ServerState.over(runtime, OpenGate(db.tenant))
     stack.push_async_callback(host.close)
     return Demo(host, model, handed_over)

@@ -15,9 +15,9 @@ from perdure.langgraph.saver import PerdureSaver
 def record_calls(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """Return a copy of a compiled graph that records each call of a model or a tool with its step.
 
-    Digests of what is sent, and the answer, are stored by the commit that stores the step's result: no commit
-    is added. They are removed with the step's checkpoint. A node that replaces the callbacks of its config
-    hides its calls.
+    The answer, and digests of what was sent, are stored by the commit that stores the step's result: no
+    commit is added. They are removed with the step's checkpoint. A node that replaces the callbacks of its
+    config hides its calls.
 
     Raises:
         TypeError: The graph's checkpointer is not Perdure's.

@@ -130,7 +130,7 @@ class CheckpointPlan:
         parent: Id of the checkpoint that it follows, ``None`` for the first one.
         is_copy: True if it replaces the checkpoint that the loop loaded, with its values.
         migration: Brings the checkpoint that it is built on to the present schema version.
-        beside: Its parent, if both are to be stored by one commit.
+        parent_in_commit: Its parent, if both are to be stored by one commit.
         is_by_hand: True if the put is not one of a run: then each value of the checkpoint is encoded again.
         on_durable: Called when it is durable.
         seq: Its number in the last draft.
@@ -145,7 +145,7 @@ class CheckpointPlan:
     metadata: Mapping[str, Any]
     new_versions: ChannelVersions
     migration: Migration
-    beside: CheckpointRecord | None = None
+    parent_in_commit: CheckpointRecord | None = None
     is_by_hand: bool = False
     on_durable: Callable[[], None] | None = None
     seq: int = 0
@@ -183,7 +183,7 @@ class CheckpointPlan:
             generation: Its collection generation.
             seq: The number of the checkpoint in the order of its namespace.
         """
-        encoder, beside = self.encoder, self.beside
+        encoder, parent = self.encoder, self.parent_in_commit
         self.seq = seq
         base = yield from self._find_base(generation, trusts_loop=not encoder.has_drafted)
         checkpoint = self.checkpoint
@@ -196,9 +196,9 @@ class CheckpointPlan:
         )
         head = view.head.checkpoint_id if view.head else None
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
-        if beside is not None:
+        if parent is not None:
             # A parent in the same commit does not prove that its chunks are stored; its own parent does.
-            basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
+            basis = WriteBasis(generation, ROOT, parent.parent_id, parent.parent_id, is_guarded=True)
         carried = yield from self._plan_schema_crossing(base, place)
 
         def encode_all(encoding: Encoding) -> CheckpointRecord:
@@ -233,13 +233,13 @@ class CheckpointPlan:
 
         replayed = self._prove_replayed()
         record, checks = encoder.encode(basis, _OPS + len(replayed), encode_all)
-        if base is not None and base is not beside and base.id != head:
+        if base is not None and base is not parent and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
         return CheckpointDraft(encoder.chunks, record, checks, replayed)
 
     def _find_blocks(self) -> Runs:
         """Return the blocks of packs in which the values of the checkpoint before it were found."""
-        before = self.beside or (None if self.loop is None else self.loop.base)
+        before = self.parent_in_commit or (None if self.loop is None else self.loop.base)
         if before is None:
             return ()
         return before.blocks
@@ -263,8 +263,8 @@ class CheckpointPlan:
         or the original of a copy. ``None`` if there is no such channel, or that checkpoint is not stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
         channels.update(translate.delta_channels(self.metadata))
-        if self.beside is not None or channels <= self.new_versions.keys():
-            return self.beside
+        if self.parent_in_commit is not None or channels <= self.new_versions.keys():
+            return self.parent_in_commit
         if loop is not None and self.is_copy:
             name = loop.loaded.addressed
         else:
@@ -280,7 +280,7 @@ class CheckpointPlan:
         built on a checkpoint of an older schema version."""
         loop, migration = self.loop, self.migration
         older = base
-        if older is None and migration.schema.version > UNVERSIONED and self.beside is None:
+        if older is None and migration.schema.version > UNVERSIONED and self.parent_in_commit is None:
             if loop is not None and self.is_copy:
                 name = loop.loaded.addressed
             else:
@@ -342,7 +342,7 @@ class WritesPlan:
         bare: The nonce of writes that no load preceded.
         span: The time in which the task ran, if it is to be stored.
         refused: The error that the call has to raise although the writes are stored.
-        beside: The checkpoint, if the same commit is to store it.
+        checkpoint_in_commit: The checkpoint, if the same commit is to store it.
         statements: Statements on the application's tables, which the commit of the writes executes.
         given: Notified whether the statements were executed.
     """
@@ -357,7 +357,7 @@ class WritesPlan:
     bare: str = ""
     span: TaskSpan | None = None
     refused: TypeNotAllowed | None = None
-    beside: CheckpointRecord | None = None
+    checkpoint_in_commit: CheckpointRecord | None = None
     statements: tuple[ApplicationStatement, ...] = ()
     given: Sequence[TaskStatements] = ()
     _last: tuple[PendingWrite, ...] = ()
@@ -399,7 +399,7 @@ class WritesPlan:
     def before(self) -> tuple[str, str] | None:
         """Return the checkpoint that the loop stored last, if the writes belong to it or to its parent and
         are in a commit of their own."""
-        if self.loop is None or self.beside is not None:
+        if self.loop is None or self.checkpoint_in_commit is not None:
             base = None
         else:
             base = self.loop.base
@@ -414,10 +414,10 @@ class WritesPlan:
         stored, too, and ``refused`` is then the error that the call has to raise.
         """
         serde = self.encoder.serde
-        if self.beside is None:
+        if self.checkpoint_in_commit is None:
             root = view.root_head
         else:
-            root = self.beside.parent_id
+            root = self.checkpoint_in_commit.parent_id
         basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
         with translate.error_context(self.encoder.partition, self.checkpoint_id):
             names = (self.task_id, self.task_path, *(channel for channel, _ in self.writes))

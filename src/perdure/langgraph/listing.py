@@ -54,15 +54,16 @@ class CheckpointListing:
     """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``.
 
     A run from an old checkpoint asks for the state that a subgraph had before the run's first checkpoint,
-    with that one as ``before``; ``asking`` is then the root checkpoint that the run has loaded or stored
-    last. If ``before`` is not stored yet, or not any more, the subgraph's state up to ``asking`` is used; if
-    that is not stored either, or no run asks, ids are compared with that of ``before``."""
+    with that one as ``before``; ``run_checkpoint_id`` is then the root checkpoint that the run has loaded or
+    stored last. If ``before`` is not stored yet, or not any more, the subgraph's state up to
+    ``run_checkpoint_id`` is used; if that is not stored either, or no run asks, ids are compared with that of
+    ``before``."""
 
     at: Address
     filter: Mapping[str, Any] | None
     before: RunnableConfig | None
     remaining: int | None
-    asking: str | None = None
+    run_checkpoint_id: str | None = None
     thread_of: ThreadOf = _plain
     done: bool = False
     _namespaces: list[str] | None = None
@@ -139,23 +140,25 @@ class CheckpointListing:
             return
         if namespace != ROOT and not conf.get("checkpoint_ns"):
             # A run asks by the id alone. A config of a checkpoint is another caller's, who may page in the
-            # context of a run that has ended: its ``asking`` may be later than ``before``.
-            asking = None if "thread_id" in conf else self.asking
-            self._ancestors = yield from self._find_roots_before(before, asking)
+            # context of a run that has ended: its ``run_checkpoint_id`` may be later than ``before``.
+            run_checkpoint_id = None if "thread_id" in conf else self.run_checkpoint_id
+            self._ancestors = yield from self._find_roots_before(before, run_checkpoint_id)
         if self._ancestors is None:
             # The checkpoint was removed since the caller saw it: those with smaller ids are still listed.
             self._below_id = before
 
-    def _find_roots_before(self, checkpoint_id: str, asking: str | None) -> Program[frozenset[str] | None]:
+    def _find_roots_before(
+        self, checkpoint_id: str, run_checkpoint_id: str | None
+    ) -> Program[frozenset[str] | None]:
         """Return the root checkpoints before a given one, all read at one moment; ``None`` if neither that
-        one nor ``asking`` is stored."""
+        one nor ``run_checkpoint_id`` is stored."""
         partition = self.at.partition
         for _ in range(ATTEMPTS):
             generation = (yield from load_view(partition, ROOT)).generation
             found = yield from history.list_root_ancestors(partition, checkpoint_id)
-            if found is None and asking is not None:
-                found = yield from history.list_root_ancestors(partition, asking)
-                found = None if found is None else found | {asking}
+            if found is None and run_checkpoint_id is not None:
+                found = yield from history.list_root_ancestors(partition, run_checkpoint_id)
+                found = None if found is None else found | {run_checkpoint_id}
             if not (yield from is_disturbed(partition, generation)):
                 return found
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")

@@ -264,7 +264,7 @@ class PerdureSaver(SaverPrograms):
         lasts = at.epoch is None and at.configurable.get(DURABILITY, "async") != "async"
         if ended is not None and ended.planned is not None:
             view, base = ended.planned
-            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=base)
+            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, parent_in_commit=base)
             if await self._steps.store_with(ended, put, self._store(put, plan, view), lasts=lasts):
                 return base.seq, plan.seq
             # ``store_with`` has frozen the plan: its checkpoint has the values as they were at this call.

@@ -79,7 +79,7 @@ _log = logging.getLogger("perdure.langgraph")
 
 
 class SaverPrograms(BaseCheckpointSaver[Any]):
-    """The saver without LangGraph's methods: what each of them does."""
+    """What the saver's methods do; LangGraph's signatures of them are in ``perdure.langgraph.saver``."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """Called for every checkpoint when it is durable, in the OS thread that stored it. It may neither
         raise nor wait."""
         self.task_times = True
-        """Store the time in which a task ran with its writes."""
+        """Store, with a task's writes, when the task ran."""
         self.graph: str | None = None
         """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
         stores. Loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
@@ -274,11 +274,11 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if config is not None:
             at = self._address(config)
             root = self._loops.find_current(at.partition)
-            asking = None if root is None or root.base is None else root.base.id
-            begun = partial(self._begin_by_listing, at, translate.run_of(config))
+            run_checkpoint_id = None if root is None or root.base is None else root.base.id
+            begin = partial(self._begin_by_listing, at, translate.run_of(config))
             if at.namespace is None and at.checkpoint_id is None:
-                return WholeListing(self._tenant, filter, before, limit, at.partition, begun)
-            return CheckpointListing(at, filter, before, limit, asking, begun)
+                return WholeListing(self._tenant, filter, before, limit, at.partition, begin)
+            return CheckpointListing(at, filter, before, limit, run_checkpoint_id, begin)
         if not self._may_list_all:
             raise NotAllowed(
                 "listing without a thread shows the checkpoints of every thread; ask for this right by "
@@ -330,7 +330,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             read = self._migration.read_history
             return (yield from read(at.partition, found.checkpoint, channels, found.view.generation))
         if at.checkpoint_id is not None:
-            # The caller has loaded this checkpoint: without their history its DeltaChannels would be wrong.
+            # The caller has loaded this checkpoint: its DeltaChannels would be wrong without their history.
             raise NotFound(
                 f"thread {at.partition.thread!r}: checkpoint {at.checkpoint_id} was removed while it was "
                 "read; load the thread again"
@@ -345,7 +345,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
         *,
-        beside: CheckpointRecord | None = None,
+        parent_in_commit: CheckpointRecord | None = None,
     ) -> tuple[checkpoints.CheckpointPut, CheckpointPlan]:
         partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
         self._early.forget(partition)
@@ -370,7 +370,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             metadata=full,
             new_versions=new_versions,
             migration=self._migration,
-            beside=beside,
+            parent_in_commit=parent_in_commit,
             is_by_hand=not any(key.startswith(_RUN_KEY_PREFIX) for key in at.configurable),
         )
         if at.thread is not None and at.thread.stored is not None:
@@ -510,7 +510,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _store_writes(self, at: Address, plan: WritesPlan, planned: Planned | None = None) -> Program[None]:
         """Store a task's writes, on what is stored or on a checkpoint that the same commit stores."""
         partition, namespace, loop = at.partition, plan.namespace, plan.loop
-        remembered, plan.beside = planned or (self._views.get((partition, ROOT)), None)
+        remembered, plan.checkpoint_in_commit = planned or (self._views.get((partition, ROOT)), None)
         if loop is not None:
             loop.refuse_if_lost()
         put = checkpoints.WritesPut(
@@ -522,7 +522,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             first_version=self._first_version(),
             budget=self._budget,
             on_older=self._report_older,
-            taking=_take_with(at, plan),
+            taking=_settle_taking(at, plan),
             consumed=_find_consumed(at, plan),
             statements=plan.statements,
             checkpoint=(namespace, plan.checkpoint_id),
@@ -563,7 +563,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
 
     def forget_thread(self, partition: Partition) -> None:
-        """Drop what this process remembers of a thread, which may be removed."""
+        """Forget a thread, which may have been removed: drop what this process keeps of it."""
         for key in [k for k in self._views if k[0] == partition]:
             del self._views[key]
         self._caches.forget(partition)
@@ -584,9 +584,9 @@ def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
     return [(*place, NULL_TASK, WRITES_IDX_MAP[RESUME]) for place in places]
 
 
-def _take_with(at: Address, plan: WritesPlan) -> Taking | None:
+def _settle_taking(at: Address, plan: WritesPlan) -> Taking | None:
     """Return the messages that a run takes with a task's writes: those that the task holds, if the writes are
-    its result. With an error or an interrupt the task gives its messages back."""
+    its result. With an error or an interrupt the task gives its messages back, and the result is ``None``."""
     taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
     if taking is None or taking.is_held_by_another(plan.task_id):
         return None

@@ -7,7 +7,7 @@ from perdure.model.records import Partition
 
 
 def missing_thread(partition: Partition) -> NotFound:
-    """Return the error about a thread that its tenant, or the database without tenants, does not have."""
+    """Return the error for a missing thread of a tenant, or of the nameless tenant."""
     if partition.tenant:
         return NotFound(
             f"tenant {partition.tenant!r} has no thread {partition.thread!r}; "

@@ -284,8 +284,8 @@ class Acceptance:
         context = self._context
         now = await context.clock.now()
         read_asked = partial(self._worker.runner.graphs.read_asked, partition)
-        most = context.settings.max_pending
-        program = retry_run(context.database, partition, run_id, now, most, read_asked)
+        max_pending = context.settings.max_pending
+        program = retry_run(context.database, partition, run_id, now, max_pending, read_asked)
         try:
             accepted = await context.database.arun(program)
         finally:

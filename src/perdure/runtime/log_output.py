@@ -17,7 +17,7 @@ class _LegibleFormatter(logging.Formatter):
         return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
 
 
-def write_log(level: str) -> None:
+def configure_logging(level: str) -> None:
     """Write the log of Perdure from a level on, and that of libraries from warnings on. If the program
     has set up its log before, that stays as it is."""
     output = logging.StreamHandler()

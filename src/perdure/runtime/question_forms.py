@@ -1,6 +1,6 @@
 """Questions of graphs as people read them, and the forms that answer them.
 
-Four forms of interrupt are known: the requests of LangChain's ``HumanInTheLoopMiddleware``, those of
+Four kinds of interrupt are known: the requests of LangChain's ``HumanInTheLoopMiddleware``, those of
 LangGraph's ``HumanInterrupt``, values that name options or a JSON Schema of the answer, and any other value,
 which is answered by text or JSON.
 """

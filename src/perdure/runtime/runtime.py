@@ -48,7 +48,7 @@ from perdure.runtime.worker.cron_service import Fire
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.worker import Worker
 
-_ANYWHERE = Partition("", "ready", SERVER)
+_PROBE = Partition("", "ready", SERVER)
 """Partition that is read to check the database; it is empty."""
 _LANE_S = 20.0
 
@@ -72,13 +72,13 @@ class Runtime(OnDemand, TenantRuntime):
         store_index: LangGraph's ``IndexConfig`` for the graphs' store, or a ``SearchIndex``, for
             ``store.search(query=…)``.
         store_database: The database of the graphs' store, by default that of the threads.
-        thread_ttl: The time to live of threads that clients create without one. With it, threads also expire
-            by the one that a client gave them.
+        thread_ttl: The default time to live of threads. If it is set, threads to which a client gave a time
+            to live of their own expire, too.
 
     Raises:
-        ValueError: There is no graph, a channel has no name or a timeout longer than the lease, the
-            memories of one agent lie within those of another, or an agent uses ``transaction`` and the
-            database is neither PostgreSQL nor SQLite.
+        ValueError: There is no graph, a channel has no name, a channel's timeout is not shorter than the
+            lease, the memories of one agent lie within those of another, or an agent uses ``transaction``
+            and the database is neither PostgreSQL nor SQLite.
     """
 
     def __init__(
@@ -133,9 +133,10 @@ class Runtime(OnDemand, TenantRuntime):
 
     def serve_crons(self, fire: Fire, serves: Callable[[Cron], bool] = lambda cron: True) -> None:
         """Set the function with which this process starts due crons; without one it leaves them to others.
+        Call this before the runtime is entered.
 
         Args:
-            fire: Starts what a cron is for; called before the runtime is entered.
+            fire: Starts what a cron is for.
             serves: Returns False for a cron that has to wait for another process.
         """
         self._worker.crons.serve(fire, serves)
@@ -165,8 +166,8 @@ class Runtime(OnDemand, TenantRuntime):
         return await self._acceptance.accept(partition, message, terms)
 
     def for_tenant(self, tenant: str) -> TenantRuntime:
-        """Return the runtime's methods for the threads of a tenant; they are worked on with
-        ``all_tenants``."""
+        """Return the runtime's methods for the threads of a tenant. It works on the threads of another tenant
+        than the database's only with ``all_tenants``."""
         return TenantRuntime(self._context, self._worker, tenant)
 
     async def end_leases_of(self, names: Collection[str]) -> int:
@@ -189,7 +190,7 @@ class Runtime(OnDemand, TenantRuntime):
     async def check(self) -> None:
         """Read from the database; raise ``Unavailable`` if it does not answer, another ``PerdureError`` if it
         does not have this release's tables."""
-        await self._context.database.arun(documents.get(_ANYWHERE, "ready", ""))
+        await self._context.database.arun(documents.get(_PROBE, "ready", ""))
 
     async def now(self) -> int:
         """Return the database's time, in microseconds."""
@@ -253,11 +254,11 @@ def _add_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
 
 
 def _check_transactions(named: Mapping[str, Agent], database: DatabaseHandle) -> None:
-    makes = database.driver.capabilities.statements
-    if using := [name for name, agent in named.items() if agent.transactions and isinstance(makes, str)]:
+    statements = database.driver.capabilities.statements
+    if using := [name for name, agent in named.items() if agent.transactions and isinstance(statements, str)]:
         raise ValueError(
-            f"the agents {using} give statements by transaction(), which a commit on {makes} cannot include; "
-            "use PostgreSQL or SQLite for their threads"
+            f"the agents {using} give statements by transaction(), which a commit on {statements} cannot "
+            "include; use PostgreSQL or SQLite for their threads"
         )
 
 

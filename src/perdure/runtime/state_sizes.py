@@ -1,4 +1,4 @@
-"""Sizes of the state of runs, emitted with every checkpoint by channel, to locate unlimited growth.
+"""Sizes of a run's state, by channel, emitted with every checkpoint to locate unlimited growth.
 
 Sizes are those of whole serialised values: the data that a step loads, not the data that it adds to the
 database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read
@@ -24,10 +24,10 @@ _THREADS_MOST = 4096
 FieldsOf = Callable[[Partition], dict[str, Any] | None]
 
 
-class Sizes:
-    """Emits events for checkpoints that a runtime's savers stored. ``fields_of``, called on the
-    event loop, returns the run that works on a thread in this process; checkpoints outside of runs are
-    ignored."""
+class SaverReports:
+    """Emits events for what a runtime's savers report: stored checkpoints, older threads, dropped keys.
+    ``fields_of``, called on the event loop, returns the run that works on a thread in this process;
+    checkpoints outside of runs are ignored."""
 
     def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
         self._observers = observers
@@ -57,19 +57,21 @@ class Sizes:
         # Left out: triggers of a step have no value, and the input of a run is gone after the first step.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
-        if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):
+        if is_large_in_sum(channels, self._warn_bytes) and self._note_first_time(
+            partition, fields["run"], place
+        ):
             names = [name for name, _ in find_largest(channels)]
             self._observers.event("state.large", **fields, bytes=sum(channels.values()), channels=names)
         for channel, size in channels.items():
-            if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):
+            if size > self._warn_bytes and self._note_first_time(partition, fields["run"], channel):
                 self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
 
-    def _is_news(self, partition: Partition, run_id: str, channel: str) -> bool:
-        """Return True the first time that a channel of a run is reported."""
+    def _note_first_time(self, partition: Partition, run_id: str, channel: str) -> bool:
+        """Return True the first time that a channel, or the path of a namespace, is reported for a run."""
         warned_run, channels = self._warned.get(partition, ("", set[str]()))
         if warned_run != run_id:
             channels = set()
         self._warned[partition] = run_id, channels
-        is_news = channel not in channels
+        is_first = channel not in channels
         channels.add(channel)
-        return is_news
+        return is_first

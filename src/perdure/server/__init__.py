@@ -16,7 +16,7 @@ if find_spec("fastapi") is None:
 
 if TYPE_CHECKING:
     from perdure.config.checkpoint_lifespan import compile_graph
-    from perdure.server.error_handlers import answer as answer_error
+    from perdure.server.error_handlers import answer_error
     from perdure.server.hosting.embedding import (
         RequestThreadId,
         perdure_app,

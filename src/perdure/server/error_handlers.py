@@ -74,7 +74,7 @@ def install(app: FastAPI) -> None:
     app.exception_handler(Exception)(_answer_failure)
 
 
-async def answer(request: Request, error: Exception) -> JSONResponse:
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """Return the response for an error that is ``KNOWN``. An application may use it for the errors of its
     own endpoints: ``app.exception_handler(PerdureError)(answer_error)``."""
     match error:
@@ -124,7 +124,7 @@ def status_of(error: PerdureError) -> int:
             return 500
 
 
-def sentence(error: PerdureError) -> str:
+def make_public_message(error: PerdureError) -> str:
     """Return the message of an error for clients, without the database's address, its user and its
     driver's messages."""
     if isinstance(error, _FOR_CLIENTS):
@@ -132,9 +132,9 @@ def sentence(error: PerdureError) -> str:
     return _write_public_text(type(error))
 
 
-def sentence_of(kind: str, text: str) -> str:
-    """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and its
-    text. The message of an application's exception is replaced unless ``shows_texts``."""
+def make_recorded_message(kind: str, text: str) -> str:
+    """Return the message as ``make_public_message`` does, for an error that was recorded by the name of its
+    type and its text. The message of an application's exception is replaced unless ``shows_texts``."""
     known = _list_kinds(PerdureError).get(kind)
     if known is None:
         return write_text_for_clients(kind, text)
@@ -172,9 +172,12 @@ def _without_texts(data: Any) -> Any:
     cleaned = dict(data)
     error = cleaned.get("error")
     if isinstance(error, str):
-        cleaned["error"] = sentence_of(error.partition("(")[0], error)
+        cleaned["error"] = make_recorded_message(error.partition("(")[0], error)
     elif isinstance(error, dict) and isinstance(error.get("error"), str):
-        cleaned["error"] = {**error, "message": sentence_of(error["error"], str(error.get("message", "")))}
+        cleaned["error"] = {
+            **error,
+            "message": make_recorded_message(error["error"], str(error.get("message", ""))),
+        }
     return cleaned | {name: _without_texts(cleaned[name]) for name in _NESTED_KEYS if name in cleaned}
 
 
@@ -208,11 +211,11 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - the only type it is installed for
     if isinstance(error.body, bytes):
         # FastAPI leaves a body as bytes if its content type is not JSON, and can check no field of it.
-        return make_error_response(422, describe_body(request))
+        return make_error_response(422, describe_wrong_content_type(request))
     return make_error_response(422, join_faults(error.errors()))
 
 
-def describe_body(request: Request) -> str:
+def describe_wrong_content_type(request: Request) -> str:
     """Return the message for a body that was not sent as JSON."""
     kind = request.headers.get("content-type")
     sent = "without a content type" if kind is None else f"as {kind}"
@@ -271,7 +274,7 @@ async def _answer_perdure_error(request: Request, error: Exception) -> JSONRespo
     if isinstance(error, LimitReached):
         retry_after = str(max(1, math.ceil(error.retry_after)))
     return make_error_response(
-        status, sentence(error), {"Retry-After": retry_after} if status in (429, 503) else None
+        status, make_public_message(error), {"Retry-After": retry_after} if status in (429, 503) else None
     )
 
 

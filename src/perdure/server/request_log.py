@@ -1,6 +1,6 @@
 """Log of requests: one line each, at its end. Of what a user sent, a line has only the path with its ids.
 
-Parameters, headers, bodies and credentials are left out. ``perdure.server.app`` gives the id that is shown.
+Parameters, headers, bodies and credentials are left out. ``perdure.server.app`` sets the request's id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.server.routes import chat, reference
 _log = logging.getLogger("perdure.requests")
 
 _PROBES = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
-"""Paths that are requested every few seconds: their successes are logged at debug level."""
+"""Paths that are requested every few seconds: they are logged at debug level unless the server fails."""
 _READS = frozenset({"GET", "HEAD"})
 _READS_BY_POST = ("/search", "/count")
 """Ends of the paths of reads whose conditions are in their body."""
@@ -35,8 +35,9 @@ _CUT_OFF = 499
 class RequestLog:
     """Middleware that logs requests at info level, and failures of the server at warning level.
 
-    Files of pages, probes, and reads that are repeated within a minute are logged at debug level, unless they
-    are refused, fail or are slow: open pages send the same reads every few seconds.
+    Probes are logged at debug level unless the server fails. So are files of pages, and reads that are
+    repeated within a minute (open pages send the same reads every few seconds), unless they are refused, fail
+    or are slow.
 
     Args:
         app: The application.

@@ -149,7 +149,7 @@ def _to_mapping(value: Any) -> Any:
 
 Mapped = Annotated[dict[str, Any], BeforeValidator(_to_mapping)]
 
-IDS_MAX = 1000
+ITEMS_MAX = 1000
 """Maximum number of ids in a request, so that the work of one request is bounded."""
 NAMES_MAX = 100
 """Maximum number of names, labels or conditions in a request."""
@@ -169,8 +169,8 @@ def read_run_id(value: str) -> str:
 RunId = Annotated[str, AfterValidator(read_run_id)]
 """The id of a run, a UUID in any of its forms."""
 
-Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
-RunIds = Annotated[list[RunId], Field(max_length=IDS_MAX)]
+Ids = Annotated[list[str], Field(max_length=ITEMS_MAX)]
+RunIds = Annotated[list[RunId], Field(max_length=ITEMS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
 Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_to_mapping)]
 
@@ -197,8 +197,8 @@ with each entry of a list in the data."""
 
 
 def _check_size(value: dict[str, Any]) -> dict[str, Any]:
-    if has_more_than(IDS_MAX, value):
-        raise ValueError(f"a filter has at most {IDS_MAX} conditions and values in all")
+    if has_more_than(ITEMS_MAX, value):
+        raise ValueError(f"a filter has at most {ITEMS_MAX} conditions and values in all")
     return value
 
 
@@ -268,8 +268,8 @@ class Command(Body):
                 "the command holds nothing: no resume, no update and no goto; leave it out to go on"
             )
         check_command(self.dump_sent())
-        if isinstance(self.goto, list) and len(self.goto) > IDS_MAX:
-            raise ValueError(f"goto names {len(self.goto)} nodes, and a command has at most {IDS_MAX}")
+        if isinstance(self.goto, list) and len(self.goto) > ITEMS_MAX:
+            raise ValueError(f"goto names {len(self.goto)} nodes, and a command has at most {ITEMS_MAX}")
         return self
 
     @model_serializer
@@ -338,7 +338,7 @@ class SuperstepUpdate(Body):
 class Superstep(Body):
     """Updates of one step with which a thread begins."""
 
-    updates: list[SuperstepUpdate] = Field(default_factory=list[SuperstepUpdate], max_length=IDS_MAX)
+    updates: list[SuperstepUpdate] = Field(default_factory=list[SuperstepUpdate], max_length=ITEMS_MAX)
 
 
 class NewThread(Body):
@@ -349,7 +349,7 @@ class NewThread(Body):
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
     ttl: Ttl | None = None
-    supersteps: Annotated[list[Superstep] | None, Field(max_length=IDS_MAX)] = None
+    supersteps: Annotated[list[Superstep] | None, Field(max_length=ITEMS_MAX)] = None
 
 
 class ThreadPatch(Body):

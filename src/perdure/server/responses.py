@@ -32,7 +32,7 @@ from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
-from perdure.server.error_handlers import sentence, sentence_of
+from perdure.server.error_handlers import make_public_message, make_recorded_message
 
 CANCELLED = "Cancelled"
 """Type of the error of a run that was cancelled and has no result."""
@@ -226,7 +226,7 @@ def describe_unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
     kind = type(fault).__name__
     match fault:
         case Unreadable():
-            cause = f": {sentence(fault)}"
+            cause = f": {make_public_message(fault)}"
         case Corrupt():
             cause = f" ({kind}): stored bytes are missing or damaged; `perdure fsck` with its id says which."
         case _:
@@ -311,10 +311,10 @@ def _make_error_text(error: Any) -> str:
     """Return the text of a task's error, which is stored as its ``repr``."""
     if isinstance(error, BaseException):
         kind = type(error).__name__
-        return f"{kind}({sentence_of(kind, str(error))!r})"
+        return f"{kind}({make_recorded_message(kind, str(error))!r})"
     stored = str(error)
     kind = stored.partition("(")[0]
-    text = sentence_of(kind, stored)
+    text = make_recorded_message(kind, stored)
     if text == stored:
         return stored
     return f"{kind}({text!r})"
@@ -373,7 +373,7 @@ def run_status(standing: Standing) -> str:
 def run_error(run: Run) -> dict[str, str]:
     """Return the error with which a run failed."""
     text, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
-    return {"error": kind, "message": sentence_of(kind, text.removeprefix(f"{kind}: "))}
+    return {"error": kind, "message": make_recorded_message(kind, text.removeprefix(f"{kind}: "))}
 
 
 def end_error(standing: Standing) -> dict[str, str] | None:

@@ -50,7 +50,7 @@ IMPORT = ("import", "old.db", "--from", "langgraph-sqlite", "--db", "sqlite:///n
 def test_a_file_of_the_stock_saver_is_imported_and_reported(run: Run, old: Path, tmp_path: Path) -> None:
     code, out, err = run(*IMPORT, "--dry-run")
     assert (code, err) == (0, "")
-    assert out.startswith("To import from old.db to sqlite:///new.db: 3 threads, ")
+    assert out.startswith("Would import from old.db to sqlite:///new.db: 3 threads, ")
     code, out, err = run(*IMPORT)
     assert (code, err) == (0, "")
     assert out.startswith("Imported from old.db to sqlite:///new.db: 3 threads, ")

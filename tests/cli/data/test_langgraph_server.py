@@ -42,7 +42,7 @@ def test_all_of_a_server_arrives_however_often_it_is_killed(kind: str, tmp_path:
             began = time.monotonic()
             code, printed = run(new, url, *graph, "--dry-run")
             took = time.monotonic() - began
-            assert (code, f"To import from {url}" in printed) == (0, True), printed
+            assert (code, f"Would import from {url}" in printed) == (0, True), printed
         with perdure.connect_sync(target) as db:
             assert not list(db.threads())
         ends = [run(new, url, *graph, stop_after=took * (at + 1) / (KILLS + 1))[0] for at in range(KILLS)]

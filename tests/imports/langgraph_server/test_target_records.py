@@ -14,7 +14,7 @@ from perdure.engine.queue.crons import Cron
 from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Conflict, NotAllowed, NotFound
 from perdure.imports.langgraph_server.api import ServerApi
-from perdure.imports.langgraph_server.target_records import EXPORTED, RecordsTarget
+from perdure.imports.langgraph_server.target_records import ORIGINAL_ID, RecordsTarget
 from tests.imports.langgraph_server import servers
 
 DAY = 86_400_000_000
@@ -91,14 +91,14 @@ def test_a_cron_arrives_once_with_its_zone_and_its_end(served: Served) -> None:
     wanted = cron(name, enabled=False)
     assert RecordsTarget(served.api).write_cron(wanted, NOW) == "written"
     assert RecordsTarget(served.api).write_cron(wanted, NOW) == "unchanged"
-    (there,) = [one for one in served.api.crons() if one["metadata"].get(EXPORTED) == name]
+    (there,) = [one for one in served.api.crons() if one["metadata"].get(ORIGINAL_ID) == name]
     assert (there["schedule"], there["enabled"]) == ("0 9 1 1 *", False)
     assert there["payload"]["input"] == servers.said("hello")
     changed = cron(name, enabled=False, schedule={**wanted.body["schedule"], "expression": "5 9 1 1 *"})
     with pytest.raises(Conflict, match=f"cron {name} differs at .*: schedule differ"):
         RecordsTarget(served.api).write_cron(changed, NOW)
     past = cron(str(uuid4()), schedule={"expression": "0 9 1 1 *", "timezone": None, "end": NOW - 1})
-    assert RecordsTarget(served.api).write_cron(past, NOW) == "over"
+    assert RecordsTarget(served.api).write_cron(past, NOW) == "ended"
     with pytest.raises((NotFound, NotAllowed), match="answers 4"):
         RecordsTarget(served.api).write_cron(cron(str(uuid4()), thread_id=str(uuid4())), NOW)
     assert len([one for one in served.api.crons() if one["metadata"].get("of") == "test"]) == 1

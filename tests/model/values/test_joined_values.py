@@ -17,7 +17,7 @@ from perdure.model.values.joined_values import (
     pack_map_header,
     pack_tree,
 )
-from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
+from perdure.model.values.tree import EncodedDict, EncodedList, Payload, Snapshot, Tree
 
 SCALARS = st.one_of(
     st.none(),
@@ -36,14 +36,14 @@ def split(value: Any, draw: Any) -> Tree:
     """Any way of taking a value apart."""
     if draw(st.booleans()):
         if value is None:
-            return Leaf(refs.NULL, b"")
+            return Payload(refs.NULL, b"")
         if isinstance(value, bytes):
-            return Leaf(refs.BYTES, value)
+            return Payload(refs.BYTES, value)
         if isinstance(value, list):
             return EncodedList([b""] * len(value), [split(v, draw) for v in value])
         if isinstance(value, dict):
             return EncodedDict([(ormsgpack.packb(k), split(v, draw)) for k, v in value.items()])
-    return Leaf(refs.MSGPACK, ormsgpack.packb(value))
+    return Payload(refs.MSGPACK, ormsgpack.packb(value))
 
 
 @given(VALUES, st.data())
@@ -62,7 +62,7 @@ def test_headers_change_form_where_messagepack_says_so(count: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 255, 256, 65535, 65536])
 def test_the_headers_of_bytes_and_of_snapshots_change_form_too(size: int) -> None:
     body = bytes(size)
-    assert pack_tree(Leaf(refs.BYTES, body)) == ormsgpack.packb(body)
+    assert pack_tree(Payload(refs.BYTES, body)) == ormsgpack.packb(body)
     assert pack_ext_header(SNAPSHOT_EXT, size) + body == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, body))
 
 
@@ -74,9 +74,9 @@ def test_a_snapshot_wraps_the_bytes_of_its_value(value: Any, data: st.DataObject
 
 @given(st.sampled_from([refs.MSGPACK, refs.NULL, refs.BYTES, refs.BYTEARRAY]), st.binary())
 def test_a_whole_payload_keeps_its_type(kind: int, body: bytes) -> None:
-    assert join_tree(Leaf(kind, body)) == (kind, body)
+    assert join_tree(Payload(kind, body)) == (kind, body)
 
 
 def test_a_payload_type_that_stands_only_alone_is_refused_inside() -> None:
     with pytest.raises(Corrupt):
-        pack_tree(EncodedList([b""], [Leaf(refs.BYTEARRAY, b"x")]))
+        pack_tree(EncodedList([b""], [Payload(refs.BYTEARRAY, b"x")]))

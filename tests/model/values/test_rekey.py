@@ -87,7 +87,7 @@ def _renamed(before: Any, named: Named, chunks: dict[bytes, bytes], target: Dige
 
 def _plain(tree: Any) -> Any:
     kind = type(tree).__name__
-    if kind == "Leaf":
+    if kind == "Payload":
         return tree.type, tree.body
     if kind == "EncodedList":
         return [_plain(item) for item in tree.items]

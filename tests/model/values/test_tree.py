@@ -19,8 +19,8 @@ from perdure.model.values.tree import (
     EncodedDict,
     EncodedList,
     Expansion,
-    Leaf,
     ListCuts,
+    Payload,
     Snapshot,
     Tree,
 )
@@ -59,7 +59,7 @@ def build(builder: Builder, value: Any) -> bytes:
 
 
 def as_value(tree: Tree) -> Any:
-    if isinstance(tree, Leaf):
+    if isinstance(tree, Payload):
         return ("leaf", tree.body)
     if isinstance(tree, EncodedList):
         return ("list", tuple(map(as_value, tree.items)))
@@ -121,7 +121,7 @@ def test_no_chunk_is_larger_than_a_backend_takes(size: int) -> None:
     ref = builder.add_payload(refs.MSGPACK, body)
     assert len(ref) <= refs.REF_MAX
     assert all(len(chunk) <= CHUNK_MAX for chunk in builder.fresh.values())
-    assert expand(ref, builder.fresh) == Leaf(refs.MSGPACK, body)
+    assert expand(ref, builder.fresh) == Payload(refs.MSGPACK, body)
 
 
 @given(VALUES, st.data())

@@ -19,7 +19,7 @@ from perdure.config.webhook_secrets import key_of
 from perdure.model.runs.messages import SENT
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import ServerState
 from tests.backends import BACKENDS, EMPTY
 from tests.runtime.graphs import eventually_stored
@@ -48,7 +48,7 @@ async def kept_by(
         quick = Settings(poll=0.2, shared_threads=True, drain=0.1)
         runtime = opened(db, secrets=(SIGNING,), graphs=graphs(gate), settings=quick, all_tenants=True)
         async with runtime:
-            host = ServerState.over(runtime, Open(), webhooks=NEAR)
+            host = ServerState.over(runtime, OpenGate(), webhooks=NEAR)
             async with served(create_app(None), host) as url:
                 yield url, runtime
 

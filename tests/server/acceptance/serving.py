@@ -24,7 +24,7 @@ from langgraph_sdk.client import LangGraphClient, SyncLangGraphClient
 import perdure
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.config import Cors, Http
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
@@ -94,7 +94,7 @@ def application(database: str, lease: float) -> FastAPI:
             perdure.connect(database, migrate=True) as opened,
             Runtime(opened, graphs(), settings=settings, all_tenants=True) as runtime,
         ):
-            app.state.perdure = host = ServerState.over(runtime, Open())
+            app.state.perdure = host = ServerState.over(runtime, OpenGate())
             try:
                 yield
             finally:

@@ -163,7 +163,7 @@ def copy(
                 )
     for line in tally.failed:
         warn(line)
-    verb = "To copy" if dry_run else "Copied"
+    verb = "Would copy" if dry_run else "Copied"
     say(f"{verb} to {redact(target)}: {tally}")
     if tally.crons:
         if dry_run:

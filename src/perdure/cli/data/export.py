@@ -57,7 +57,7 @@ def export(
         typer.Option("--output", "-o", help="Write a file that `perdure import --from archive` reads"),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every thread of the tenant; with --output")
+        bool, typer.Option("--all", help="Every thread of the tenant; not for JSON on standard output")
     ] = False,
     clear: Annotated[
         bool, typer.Option("--clear", help="Write the file in the clear although the database is encrypted")
@@ -91,8 +91,8 @@ def export(
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
     With --all, a thread that is damaged, or has messages under way, is named and left out, and the exit code
-    is 1. A thread that has nothing to export is named and left out as well: without --output, one that has no
-    state.
+    is 1. A thread without anything to export (without --output: without a state) is also named and left out;
+    this does not change the exit code.
 
     The JSON is for reading; it cannot be imported, and it is never encrypted. The file of --output is
     complete and holds any number of threads. It is read back and compared by digest before it replaces a file
@@ -111,7 +111,7 @@ def export(
     several threads, or --all, a line each. `perdure import --from history` reads both.
 
     --as sessions prints histories without checkpoints, `{session_id, messages}` on a line each, with the
-    budget of its task where one was used. `perdure import --from sessions` reads it, into any backend.
+    session's task budget, if it has one. `perdure import --from sessions` reads it, into any backend.
     """
     from perdure import admin
     from perdure.model.ops import Drop
@@ -161,8 +161,8 @@ def export(
     for name, digest in digests:
         say(f"{digest.hex}  {quote_id(name)}, {digest.checkpoints} checkpoints")
     sealed = "in the clear" if clear or place.keys is None else "sealed with the database's key"
-    are = "thread is" if len(digests) == 1 else "threads are"
-    warn(f"{len(digests)} {are} in {output}, {sealed}")
+    subject = "thread is" if len(digests) == 1 else "threads are"
+    warn(f"{len(digests)} {subject} in {output}, {sealed}")
     if left_out:
         _warn_left_out(left_out)
         raise typer.Exit(1)

@@ -38,11 +38,11 @@ def require_named(thread_ids: Sequence[str] | None) -> list[str]:
 def choose_threads(
     database: SyncDatabase, tenant: str, thread_ids: Sequence[str] | None, *, everything: bool
 ) -> ChosenThreads:
-    """Choose among the threads that have a state, for an export of states alone. A thread on which no run has
+    """Return the threads to export when only their states are exported. A thread on which no run has
     stored a checkpoint has none, for instance one whose only message is delayed.
 
     Raises:
-        NotFound: No thread is named, there is no thread of a name, or it has no state.
+        NotFound: No thread is named, or a named one does not exist or has no state.
     """
     if everything:
         names = list_threads(database, tenant)

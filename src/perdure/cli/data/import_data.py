@@ -277,7 +277,7 @@ class _Result:
             warn(f"thread {skipped.thread!r} was skipped: {skipped.why}")
         for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
             warn(f"skipped: {why}")
-        verb = "To import" if self.dry_run else "Imported"
+        verb = "Would import" if self.dry_run else "Imported"
         say(f"{verb} from {self.source} to {self.target}: {_describe(counts)}")
         if counts.verified:
             text = f"{counts.verified:,} checkpoints compared equal with {self.verifier}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class SessionOptions:
     """Options of an import of sessions, as the command takes them."""
 
-    names: SessionTable
+    table: SessionTable
     sessions: list[str] | None
     replace: bool
     dry_run: bool
@@ -46,7 +46,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     from perdure.imports.histories.session_sources import open_sessions
     from perdure.imports.histories.sessions import SessionCounts, SessionImporter
 
-    source = open_sessions(where, options.names)
+    source = open_sessions(where, options.table)
     counts = SessionCounts()
     wanted = set(options.sessions or ())
     seen: set[str] = set()
@@ -66,7 +66,8 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     finally:
         source.close()
     if missing := sorted(wanted - seen):
-        raise NotFound(f"{source.name} has no session {missing[0]!r}; the others were imported")
+        done = "would import" if options.dry_run else "imported"
+        raise NotFound(f"{source.name} has no session {missing[0]!r}; {done} {_describe(counts)}")
     _print(source.name, counts, options)
     if counts.skipped:
         raise typer.Exit(1)
@@ -102,7 +103,7 @@ def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
         return
     for skipped in counts.skipped:
         warn(f"session {skipped.session!r} was skipped: {skipped.why}")
-    verb, target = "To import" if options.dry_run else "Imported", redact(url_of(options.place.db))
+    verb, target = "Would import" if options.dry_run else "Imported", redact(url_of(options.place.db))
     say(f"{verb} from {source} to {target}: {_describe(counts)}")
 
 

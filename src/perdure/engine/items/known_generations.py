@@ -2,8 +2,8 @@
 read them before each commit.
 
 All records with the version of a generation have the same content, and a commit that expects a version is
-refused if another is stored. So this knowledge may be out of date: a writer that was refused reads the
-generation, and tries again.
+refused if another is stored. So it does no harm if this knowledge is out of date: a writer that was refused
+reads the generation, and tries again.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Accept:
     Attributes:
         message: the message; its ``dedupe`` is empty if its sender never sends it twice.
         now: current time in microseconds.
-        most: maximum number of messages that may wait.
+        max_pending: maximum number of messages that may wait.
         fresh: start of the versions of a new inbox.
         precondition: a record that must exist, or is written with the message.
         cancel_pending: True if a message that stops the open run also withdraws those that wait.
@@ -78,7 +78,7 @@ class Accept:
     now: int
     debounce: Debounce
     strategy: Strategy
-    most: int
+    max_pending: int
     fresh: int
     precondition: Precondition | None = None
     cancel_pending: bool = False
@@ -119,7 +119,7 @@ class Accept:
 
     def _refusal(self, lane: Lane) -> Exception | None:
         thread = self.partition.thread
-        if lane.pending >= self.most:
+        if lane.pending >= self.max_pending:
             return QueueFull(
                 f"thread {thread!r} has {lane.pending} messages waiting, as many as it may have; nothing of "
                 "this one was stored. Send it again later"

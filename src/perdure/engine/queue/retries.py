@@ -1,4 +1,6 @@
-"""Repetition of failed runs, from the last step that is stored. The record of the failure stays."""
+"""Repetition of failed runs: from their last step if that is the thread's latest, otherwise from their
+messages. The record of the failure stays.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,15 @@ class Retry:
     """Request to run a failed run again.
 
     If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
-    is stored, as after a rollback, its messages are accepted again, as new ones. An answer after which it
-    failed is given again, without the parts that finished tasks have taken. However often this is requested,
-    a run has one repetition, unless that was cancelled. A repetition that failed may be repeated, too.
+    is stored, as after a rollback, its messages are accepted again, as new ones. If an answer started the
+    run, that answer is given again, without the parts that finished tasks have taken. However often this is
+    requested, a run has one repetition, unless that was cancelled. A repetition that failed may be repeated,
+    too.
 
     Attributes:
-        run_id: the failed run, or one of the messages that it joined.
+        run_id: id of the failed run, or of a message that was joined into it.
         now: current time in microseconds.
-        most: maximum number of messages that may wait on the thread.
+        max_pending: maximum number of messages that may wait on the thread.
         fresh: start of the versions of a new inbox.
         new_id: draws the id of a message.
         read_asked: reads what the thread asks.
@@ -73,7 +76,7 @@ class Retry:
     partition: Partition
     run_id: str
     now: int
-    most: int
+    max_pending: int
     fresh: int
     new_id: Callable[[], str]
     read_asked: questions.ReadAsked
@@ -91,7 +94,7 @@ class Retry:
         """
         (runs,) = yield from ask(Fetch(self.partition, (Get(RUN, (self.run_id,)),)))
         if not runs:
-            # This may be the id of a message that was joined with an earlier one: find their run.
+            # This may be the id of a message that was joined into the run of an earlier one: find that run.
             joined = yield from find(self.partition, self.run_id)
             if joined is not None and joined.run is not None:
                 return (yield from replace(self, run_id=joined.run.id).store())
@@ -115,8 +118,7 @@ class Retry:
         if not runs:
             raise NotFound(
                 f"thread {self.partition.thread!r} has no run {self.run_id!r}: it never began, or its "
-                "record was "
-                "removed"
+                "record was removed"
             )
         run = read_one(self.partition, Run.read, runs[0])
         if keys:
@@ -160,18 +162,16 @@ class Retry:
                 f"thread {thread!r}: the messages of run {run.id!r} were removed, as they are too old; "
                 "send them anew"
             )
-        if not seen.is_last and (yield from self._has_stored()):
+        if not seen.has_latest_checkpoint and (yield from self._has_checkpoint()):
             raise Conflict(
                 f"thread {thread!r} has gone on after run {run.id!r}: what that run had done is not its "
-                "latest state "
-                "any more; send its message again, or fork the thread"
+                "latest state any more; send its message again, or fork the thread"
             )
         messages, checks = yield from self._plan_repetition(seen)
-        if lane.pending + len(messages) > self.most:
+        if lane.pending + len(messages) > self.max_pending:
             raise QueueFull(
-                f"thread {thread!r} has {lane.pending} messages waiting, at most {self.most} may; nothing "
-                "was stored. "
-                "Try again later"
+                f"thread {thread!r} has {lane.pending} messages waiting, at most {self.max_pending} may; "
+                "nothing was stored. Try again later"
             )
         lane = lane.accept(self.now, Debounce(), len(messages))
         first = lane.last - len(messages) + 1
@@ -200,12 +200,11 @@ class Retry:
         first = seen.messages[0]
         options = {**first.options, RETRY_OF: run.id}
         unmoved = Check(HEAD, (ROOT,), Expect.ABSENT if head is None else head.version)
-        if seen.is_last:
+        if seen.has_latest_checkpoint:
             if lane.run_id is not None or lane.pending:
                 raise RunInProgress(
                     f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
-                    f"{run.id!r} "
-                    "would go on from the thread's latest step; wait for them, or cancel them"
+                    f"{run.id!r} would go on from the thread's latest step; wait for them, or cancel them"
                 )
             for name in (START, ANSWERS):
                 options.pop(name, None)
@@ -223,7 +222,7 @@ class Retry:
         """Return the answer to give again: without the parts that were taken by tasks which finished beside
         the one that failed."""
         lane, named = seen.lane, message.options.get(ANSWERS, ())
-        if lane.last == seen.run.last and (yield from self._has_written(seen)):
+        if lane.last == seen.run.last and (yield from self._has_pending_writes(seen)):
             question, unchanged = yield from questions.find_open_question(
                 self.partition, lane, self.read_asked
             )
@@ -235,15 +234,15 @@ class Retry:
         message, checks = yield from questions.address_answer(self.partition, message, lane, self.read_asked)
         return [message], checks
 
-    def _has_written(self, seen: _Seen) -> Program[bool]:
-        """Return True if tasks of the run have stored writes beside the thread's latest checkpoint."""
+    def _has_pending_writes(self, seen: _Seen) -> Program[bool]:
+        """Return True if tasks of the run have stored writes on the thread's latest checkpoint."""
         if seen.head is None:
             return False
         place = ROOT, seen.head.fields["checkpoint_id"]
         (records,) = yield from ask(Fetch(self.partition, (Range(WRITE, place),)))
         return any(belongs(write.nonce, (seen.run.id,)) for write in read_writes(records))
 
-    def _has_stored(self) -> Program[bool]:
+    def _has_checkpoint(self) -> Program[bool]:
         """Return True if a checkpoint of the run is stored. Checkpoints of its subgraphs alone do not count:
         their step is not finished."""
         after: int | None = None
@@ -277,7 +276,7 @@ class _Seen(NamedTuple):
     run: Run
     messages: tuple[Message, ...]
     head: Record | None
-    is_last: bool
+    has_latest_checkpoint: bool
     """True if the thread's latest checkpoint is the run's."""
     earlier: Accepted | None
     stopped: Message | None

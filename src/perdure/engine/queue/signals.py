@@ -62,7 +62,7 @@ class Signal:
     read_asked: ReadAsked
 
     def store(self) -> Program[Signalled]:
-        """End the waits for it, or keep it for one that has not begun.
+        """End the waits for the signal, or keep the signal for a wait that has not begun.
 
         Raises:
             NotFound: there is no such thread.
@@ -121,19 +121,17 @@ class Signal:
 
     def _make_early_put(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
         if len(signals) > EARLY_MOST:
-            why = f"{EARLY_MOST} signals"
+            kept = f"{EARLY_MOST} signals that nothing waited for, the maximum"
         else:
-            why = ""
-        if not why:
             try:
                 return make_early_put(signals, found, self.now, self.fresh)
             except TooLarge:
                 if len(signals) == 1:
                     raise
-                why = "as many bytes of signals"
+                kept = "as many bytes of signals that nothing waited for as it may"
         raise QueueFull(
-            f"thread {self.partition.thread!r} keeps {why} that nothing waited for, as many as it may; "
-            f"nothing of this signal {self.name!r} was stored. Send it again once the thread waits for it"
+            f"thread {self.partition.thread!r} keeps {kept}; nothing of this "
+            f"signal {self.name!r} was stored. Send it again once the thread waits for it"
         )
 
 

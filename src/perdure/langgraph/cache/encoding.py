@@ -104,8 +104,8 @@ class Encoding:
     def make_proof(self, room: int) -> tuple[Check, ...] | None:
         """Return the checks that prove the chunks that were left out, ``None`` for more than ``room``."""
         builder = self._builder
-        relied = builder.relied - builder.fresh.keys()
-        return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
+        relied = builder.used_recent - builder.fresh.keys()
+        return proof(self._known, self._basis, relied, uses_stored=builder.uses_stored, room=room)
 
     def encode_channel(self, namespace: str, channel: str, value: Any) -> bytes:
         """Return the reference of a channel's value; ``value`` may be frozen."""
@@ -223,7 +223,7 @@ class Encoding:
         known.nodes.update(builder.seen)
         places = {name: place_of(name, body) for name, body in builder.fresh.items()}
         if record is not None and record.namespace == ROOT:
-            relied = {name: known.recent[name] for name in builder.relied if name in known.recent}
+            relied = {name: known.recent[name] for name in builder.used_recent if name in known.recent}
             known.advance(record.id, record.replaced_head, relied | places)
         else:
             known.recent.update(places)

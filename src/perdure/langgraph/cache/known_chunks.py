@@ -141,7 +141,7 @@ def enter_generation(
 
 
 def proof(
-    known: KnownChunks, basis: WriteBasis, relied: Iterable[bytes], *, leans: bool, room: int
+    known: KnownChunks, basis: WriteBasis, relied: Iterable[bytes], *, uses_stored: bool, room: int
 ) -> tuple[Check, ...] | None:
     """Return the checks that prove the chunks that a write leaves out.
 
@@ -149,7 +149,7 @@ def proof(
         known: The chunks that the write was planned with.
         basis: The thread as the write was planned on it.
         relied: The recent chunks that are left out.
-        leans: True if other known chunks are left out, too.
+        uses_stored: True if other known chunks are left out, too.
         room: Maximum number of checks that the commit has room for.
 
     Returns:
@@ -159,7 +159,7 @@ def proof(
     # ones.
     places = dict.fromkeys(known.recent.get(name) or known.stored[name] for name in sorted(relied))
     checks = [Check(*place, Expect.PRESENT) for place in places]
-    if leans and not basis.guards_root and known.root is not None:
+    if uses_stored and not basis.guards_root and known.root is not None:
         checks.append(Check(CHECKPOINT, (ROOT, known.root), Expect.PRESENT))
     if len(checks) <= min(room, _CHECKS_MAX):
         return tuple(checks)

@@ -22,7 +22,7 @@ from perdure.model.records import Partition
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import pack_tree
-from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
+from perdure.model.values.tree import EncodedDict, EncodedList, Payload, Snapshot, Tree
 
 _COUNTERS = "counters_since_delta_snapshot"
 """Key of a checkpoint's metadata with the DeltaChannels that have updates since they were stored in full."""
@@ -104,7 +104,7 @@ def _merge(base: Tree | None, updates: Iterable[EncodedDict]) -> EncodedDict:
     items = dict(base.items) if isinstance(base, EncodedDict) else {}
     for update in updates:
         for key, value in update.items:
-            if isinstance(value, Leaf) and pack_tree(value) == _NONE:
+            if isinstance(value, Payload) and pack_tree(value) == _NONE:
                 items.pop(key, None)
             else:
                 items[key] = value
@@ -152,7 +152,7 @@ def _read_overwrite(update: Tree) -> tuple[bool, Tree | None]:
         if [name for name, _ in update.items] == [key]:
             return (True, update.items[0][1])
         return (False, None)
-    if isinstance(update, Leaf) and update.type == refs.MSGPACK:
+    if isinstance(update, Payload) and update.type == refs.MSGPACK:
         plain = plain_of(update)
     else:
         plain = None
@@ -161,16 +161,16 @@ def _read_overwrite(update: Tree) -> tuple[bool, Tree | None]:
     held = plain.get("value")
     value = held.get("value") if isinstance(held, dict) else held
     if isinstance(value, list):
-        items = [_make_leaf(item) for item in cast("list[object]", value)]
+        items = [_make_payload(item) for item in cast("list[object]", value)]
         return True, EncodedList([b""] * len(items), cast("list[Tree]", items))
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
-        return True, EncodedDict([(ormsgpack.packb(key), _make_leaf(each)) for key, each in pairs])
-    return True, None if value is None else _make_leaf(value)
+        return True, EncodedDict([(ormsgpack.packb(key), _make_payload(each)) for key, each in pairs])
+    return True, None if value is None else _make_payload(value)
 
 
-def _make_leaf(value: object) -> Leaf:
-    return Leaf(refs.MSGPACK, ormsgpack.packb(value))
+def _make_payload(value: object) -> Payload:
+    return Payload(refs.MSGPACK, ormsgpack.packb(value))
 
 
 def plain_of(tree: Tree) -> Any:

@@ -41,7 +41,7 @@ class LargeChannels:
             sizes: The serialised sizes of those of its channels whose sizes are known.
         """
         kept = {channel: size for channel, size in sizes.items() if channel != START}
-        if is_large_in_sum(kept, self._warn_bytes) and self._is_news(partition, path_of(namespace)):
+        if is_large_in_sum(kept, self._warn_bytes) and self._note_first_time(partition, path_of(namespace)):
             _log.warning(
                 "the state of thread %r has grown to %s bytes, more than %s, in many channels, and every "
                 "turn loads it whole; the largest are %s; keep large values out of the state, or pass "
@@ -54,7 +54,7 @@ class LargeChannels:
         for channel, size in kept.items():
             if size > self._warn_bytes:
                 name = path_of(namespace) + channel
-                if self._is_news(partition, name):
+                if self._note_first_time(partition, name):
                     _log.warning(
                         "channel %r of thread %r has grown to %s bytes, more than %s, and every turn loads "
                         "it whole; remove old messages, keep large values out of the state, or pass "
@@ -65,12 +65,12 @@ class LargeChannels:
                         f"{self._warn_bytes:,}",
                     )
 
-    def _is_news(self, partition: Partition, channel: str) -> bool:
+    def _note_first_time(self, partition: Partition, channel: str) -> bool:
         with self._lock:
             channels = self._warned[partition] = self._warned.get(partition, set())
-            is_news = channel not in channels
+            is_first = channel not in channels
             channels.add(channel)
-            return is_news
+            return is_first
 
 
 def _check_warn_bytes(warn_bytes: object) -> int:

@@ -11,7 +11,7 @@ from struct import pack
 
 from perdure.errors import Corrupt
 from perdure.model.values import refs
-from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Tree
+from perdure.model.values.tree import EncodedDict, EncodedList, Payload, Tree
 
 SNAPSHOT_EXT = 7
 """Extension code of LangGraph's ``_DeltaSnapshot``."""
@@ -19,14 +19,14 @@ SNAPSHOT_EXT = 7
 
 def join_tree(tree: Tree) -> tuple[int, bytes]:
     """Return the payload type and bytes of a whole value."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, Payload):
         return tree.type, tree.body
     return refs.MSGPACK, pack_tree(tree)
 
 
 def pack_tree(tree: Tree) -> bytes:
     """Return the value as one packed MessagePack value."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, Payload):
         if tree.type == refs.MSGPACK:
             return tree.body
         if tree.type == refs.NULL:
@@ -36,7 +36,7 @@ def pack_tree(tree: Tree) -> bytes:
         raise Corrupt(f"a payload of type {tree.type} stands inside another value")
     if isinstance(tree, EncodedList):
         return pack_array_header(len(tree.items)) + b"".join(
-            [i.body if type(i) is Leaf and i.type == refs.MSGPACK else pack_tree(i) for i in tree.items]
+            [i.body if type(i) is Payload and i.type == refs.MSGPACK else pack_tree(i) for i in tree.items]
         )
     if isinstance(tree, EncodedDict):
         parts = [pack_map_header(len(tree.items))]

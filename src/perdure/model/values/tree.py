@@ -5,8 +5,8 @@ at the first entry whose content says so (a rolling boundary, as in a prolly tre
 elements makes the same nodes at any position: appending, trimming the front and editing the middle leave the
 other nodes as they are. The entries after the last finished node of each level form no node yet: those of the
 lowest level are inline in the reference, and those of all levels above are together in one small chunk, which
-the reference names. So an append writes the element and, once in a few appends, a node. Values that are
-neither are inline if they are small, and cut into pieces if they are large.
+the reference names. So an append writes the element and, once in a few appends, a node. Values other
+than lists and dicts are inline if they are small, and cut into pieces if they are large.
 
 The builder uses no storage: it takes the stored digests as sets and returns the chunks that are missing.
 """
@@ -66,8 +66,8 @@ class Builder:
         recent: digests of further chunks that are not written again: the commit checks each of them.
         fresh: chunks to write.
         seen: digests of all nodes of this build, by body.
-        relied: those of ``recent`` that are not written again.
-        leans: true if one of ``stored`` is not written again.
+        used_recent: those of ``recent`` that this build refers to.
+        uses_stored: true if this build refers to one of ``stored``.
     """
 
     digest: Digester
@@ -76,8 +76,8 @@ class Builder:
     recent: AbstractSet[bytes] = frozenset()
     fresh: dict[bytes, bytes] = field(default_factory=dict)
     seen: dict[bytes, bytes] = field(default_factory=dict)
-    relied: set[bytes] = field(default_factory=set)
-    leans: bool = False
+    used_recent: set[bytes] = field(default_factory=set)
+    uses_stored: bool = False
 
     def add_chunk(self, body: bytes) -> bytes:
         """Return the digest of a payload, which is added to ``fresh`` unless it is stored."""
@@ -96,9 +96,9 @@ class Builder:
 
     def _add_unless_stored(self, digest: bytes, body: bytes) -> None:
         if digest in self.stored:
-            self.leans = True
+            self.uses_stored = True
         elif digest in self.recent:
-            self.relied.add(digest)
+            self.used_recent.add(digest)
         else:
             self.fresh[digest] = body
 
@@ -216,7 +216,7 @@ class Builder:
 
 
 @dataclass(slots=True)
-class Leaf:
+class Payload:
     """A payload that is not split."""
 
     type: int
@@ -245,16 +245,17 @@ class Snapshot:
     inner: Tree
 
 
-Tree = Leaf | EncodedList | EncodedDict | Snapshot
+Tree = Payload | EncodedList | EncodedDict | Snapshot
 
 Bodies = dict[bytes, bytes]
-Run = tuple[list[bytes], list[Tree]]
+Entries = tuple[list[bytes], list[Tree]]
+"""Successive entries of a list or dict: references (of a dict: keys), and trees."""
 
 
 class Expansion:
     """Expansion of references into trees, in rounds: ``take_missing`` names chunks, ``feed`` supplies them.
 
-    ``nodes`` collects the digests of the nodes on the way by their bodies, ``used`` the digests of all chunks
+    ``nodes`` maps the body of each node that was passed to its digest, ``used`` has the digests of all chunks
     that the references need, ``places`` where chunks are stored, if ``feed`` was given that. With
     ``payloads=False`` only nodes are requested and leaves are empty: enough to find all reachable chunks.
     """
@@ -263,7 +264,7 @@ class Expansion:
         self._payloads = payloads
         self._bodies: Bodies = {}
         self._wanted: set[bytes] = set()
-        self._runs: dict[tuple[int, bytes], Run] = {}
+        self._leaf_entries: dict[tuple[int, bytes], Entries] = {}
         self.nodes: dict[bytes, bytes] = {}
         self.used: set[bytes] = set()
         self.places: dict[bytes, Place] = {}
@@ -300,17 +301,17 @@ class Expansion:
         tag = ref[0]
         family = tag & 0xF0
         if family == refs.INLINE:
-            return Leaf(tag & 0x0F, ref[1:])
+            return Payload(tag & 0x0F, ref[1:])
         if family == refs.CHUNK:
             body = self._request_body(ref[1:])
             if body is None:
                 return None
-            return Leaf(tag & 0x0F, body)
+            return Payload(tag & 0x0F, body)
         if family == refs.BIG:
             pieces = [self._request_body(d) for d in refs.digests(ref[1:])]
             found_pieces = [p for p in pieces if p is not None]
             if len(found_pieces) == len(pieces):
-                return Leaf(tag & 0x0F, b"".join(found_pieces))
+                return Payload(tag & 0x0F, b"".join(found_pieces))
             return None
         if tag == refs.WRAPPED:
             body = self._request_body(ref[1:], node=True)
@@ -331,32 +332,31 @@ class Expansion:
         leaves = self._find_leaf_digests(upper) if upper else []
         if leaves is None:
             return None
-        runs = [self._read_leaf(tag, digest) for digest in leaves]
-        runs.append(self._read_run(tag, tail))
-        found_runs = [run for run in runs if run is not None]
-        if len(found_runs) < len(runs):
+        parts = [self._read_leaf(tag, digest) for digest in leaves]
+        parts.append(self._read_entries(tag, tail))
+        found_parts = [part for part in parts if part is not None]
+        if len(found_parts) < len(parts):
             return None
-        names = [name for run in found_runs for name in run[0]]
-        items = [item for run in found_runs for item in run[1]]
+        names = [name for part in found_parts for name in part[0]]
+        items = [item for part in found_parts for item in part[1]]
         if len(items) != count:
             raise Corrupt(f"a list or dict names {count} entries and holds {len(items)}")
         if tag == refs.LIST:
             return EncodedList(names, items)
         return EncodedDict(list(zip(names, items, strict=True)))
 
-    def _read_leaf(self, tag: int, digest: bytes) -> Run | None:
+    def _read_leaf(self, tag: int, digest: bytes) -> Entries | None:
         """Return the entries of a leaf node, decoded only once, as many trees share a leaf."""
-        run = self._runs.get((tag, digest))
-        if run is None:
+        entries = self._leaf_entries.get((tag, digest))
+        if entries is None:
             body = self._request_body(digest, node=True)
-            run = None if body is None else self._read_run(tag, body)
-            if run is not None:
-                self._runs[tag, digest] = run
-        return run
+            entries = None if body is None else self._read_entries(tag, body)
+            if entries is not None:
+                self._leaf_entries[tag, digest] = entries
+        return entries
 
-    def _read_run(self, tag: int, data: bytes) -> Run | None:
-        """Decode successive entries: references (of a dict: keys), and trees; ``None`` if chunks are
-        missing."""
+    def _read_entries(self, tag: int, data: bytes) -> Entries | None:
+        """Decode successive entries; ``None`` if chunks are missing."""
         if tag == refs.LIST:
             names = elements = refs.read_entries(data)
         else:

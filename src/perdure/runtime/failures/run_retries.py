@@ -13,7 +13,12 @@ from perdure.model.records import Partition
 
 
 def retry_run(
-    database: DatabaseHandle, partition: Partition, run_id: str, now: int, most: int, read_asked: ReadAsked
+    database: DatabaseHandle,
+    partition: Partition,
+    run_id: str,
+    now: int,
+    max_pending: int,
+    read_asked: ReadAsked,
 ) -> Program[Accepted]:
     """Return the program that stores the messages of a repetition; it raises the errors of ``Retry.store``.
 
@@ -22,8 +27,8 @@ def retry_run(
         partition: The thread.
         run_id: The failed run.
         now: The database's time in microseconds.
-        most: Maximum number of messages that may wait on the thread.
+        max_pending: Maximum number of messages that may wait on the thread.
         read_asked: Reads what the thread asks.
     """
     fresh = database.draw_version()
-    return Retry(partition, run_id, now, most, fresh, lambda: str(uuid.uuid4()), read_asked).store()
+    return Retry(partition, run_id, now, max_pending, fresh, lambda: str(uuid.uuid4()), read_asked).store()

@@ -14,22 +14,22 @@ HORIZON_S = HORIZON_US / 1_000_000
 
 @dataclass(slots=True)
 class CallCounts:
-    """Calls that began: ``since`` is their number after the time ``at``, ``speed`` their recent rate a
-    second."""
+    """Calls that began: ``count`` is their number after the time ``counted_from``, ``speed`` their recent
+    rate a second."""
 
-    at: float = 0.0
+    counted_from: float = 0.0
     speed: float = 0.0
-    since: int = 0
+    count: int = 0
 
     def note(self, now: float) -> None:
-        self.since += 1
+        self.count += 1
         self.advance(now)
 
     def advance(self, now: float) -> float:
-        if now - self.at >= HORIZON_S:
-            speed = self.since / (now - self.at) if self.at else 0.0
+        if now - self.counted_from >= HORIZON_S:
+            speed = self.count / (now - self.counted_from) if self.counted_from else 0.0
             self.speed = max(speed, self.speed * 0.5)
-            self.at, self.since = now, 0
+            self.counted_from, self.count = now, 0
         return self.speed
 
 
@@ -45,11 +45,11 @@ class HeldAmounts:
         may_exceed: True if one call may begin although its cost may exceed ``money``.
         until: The end of the lease of places and money.
         renew_at: The time at which the lease is renewed.
-        again: The earliest time of another request.
+        next_request_at: The earliest time of another request.
         frees_at: The time at which places of a process that died become free.
         day_ends: The time at which a used up budget is reset, ``None`` if it is not used up.
         mean_tokens: Average number of tokens of a call.
-        dearest: Amount to set aside for a call.
+        dearest: The highest cost of a call, set aside for each one; 0 if unknown.
         known: The state's document in a tuple, if the next request can start from it without reading it.
         last_at: The database's time of the last request, in microseconds.
     """
@@ -61,7 +61,7 @@ class HeldAmounts:
     may_exceed: bool = False
     until: float = 0.0
     renew_at: float = math.inf
-    again: float = 0.0
+    next_request_at: float = 0.0
     frees_at: float = math.inf
     day_ends: float | None = None
     mean_tokens: float = 0.0

@@ -88,7 +88,7 @@ class KeyShare:
         self.limit = limit
         self._calls = self._make_permits(limit.interval_us, limit.burst_size)
         self._tokens = self._make_permits(limit.token_interval_us, limit.token_burst)
-        self._held.again = 0.0
+        self._held.next_request_at = 0.0
         self._wake.set()
 
     @property
@@ -118,7 +118,7 @@ class KeyShare:
             Unavailable: The database is unavailable.
         """
         permit.began = self._loop.time()
-        if self._held.day_ends is not None and permit.began < self._held.again:
+        if self._held.day_ends is not None and permit.began < self._held.next_request_at:
             raise self._budget_error(self._held.day_ends - permit.began)
         permit.turn = self._loop.create_future()
         self._waiting.add(permit, has_places=self.limit.concurrency is not None)
@@ -143,10 +143,10 @@ class KeyShare:
 
     async def _request_once(self, turn: asyncio.Future[None]) -> None:
         """Request amounts from the database once; raise ``TimeoutError`` if the turn does not follow."""
-        if (pause := self._held.again - self._loop.time()) <= _PAUSE_S:
+        if (pause := self._held.next_request_at - self._loop.time()) <= _PAUSE_S:
             await asyncio.sleep(max(0.0, pause))
             async with self._asking:
-                if not turn.done() and self._held.again <= self._loop.time():
+                if not turn.done() and self._held.next_request_at <= self._loop.time():
                     await self._request()
             self._grant()
         # The permits that were received may be usable only a moment later.
@@ -162,7 +162,7 @@ class KeyShare:
 
     def refusal(self, permit: Permit | None = None) -> LimitReached:
         """Return the error for a call that does not wait any longer."""
-        again = self._held.again
+        again = self._held.next_request_at
         if self.limit.rate is not None and (permit is None or permit.begins):
             # Permits are granted before the moments from which they are valid: the call has to wait for its
             # own.
@@ -338,7 +338,7 @@ class KeyShare:
             return True
         if limit.of == "run" and held.places > use.places + self.waiting_count:
             return True
-        if not self._waiting or now < held.again:
+        if not self._waiting or now < held.next_request_at:
             return False
         if limit.rate is not None and self._runs_out(self._calls, self._count_wanted(now), now):
             return True
@@ -374,8 +374,8 @@ class KeyShare:
         else:
             times = []
         if self._waiting:
-            if held.again > now:
-                times.append(held.again)
+            if held.next_request_at > now:
+                times.append(held.next_request_at)
             times.append(held.frees_at)
             if limit.rate is not None:
                 times += self._list_times(self._calls, 1, now)
@@ -446,7 +446,7 @@ class KeyShare:
             if now - since > _UNAVAILABLE_S:
                 self._waiting.fail(error)
             pause = min(2.0, 0.1 + (now - since) / 2) * (0.5 + spread())
-            self._held.again = now + pause
+            self._held.next_request_at = now + pause
             self._held.renew_at = now + pause
             await asyncio.sleep(pause)
         else:
@@ -491,7 +491,7 @@ class KeyShare:
             pause = 0.0
         else:
             pause = (share.again - now) / 1_000_000
-        held.again = asked_at + max(_PAUSE_S, pause)
+        held.next_request_at = asked_at + max(_PAUSE_S, pause)
         if share.frees_at is None:
             held.frees_at = math.inf
         else:
@@ -502,7 +502,7 @@ class KeyShare:
         held.day_ends = None
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
-            held.day_ends, held.again = asked_at + after, asked_at + min(after, _USED_UP_S)
+            held.day_ends, held.next_request_at = asked_at + after, asked_at + min(after, _USED_UP_S)
             self._waiting.fail(self._budget_error(after))
 
     def _budget_error(self, after: float) -> LimitReached:

@@ -59,7 +59,7 @@ class NodeTimes:
         *,
         with_failures: bool = True,
     ) -> None:
-        """Add the tasks of steps that ended since a time in microseconds since 1970.
+        """Add those tasks of steps that ended since a time in microseconds since 1970.
 
         Args:
             graph: The graph.
@@ -132,7 +132,7 @@ def _find_percentile(classes: Mapping[int, int], part: float, longest: int) -> i
 
 
 class NodeTimesPart(NamedTuple):
-    """Times of nodes in some threads, the number of these, and of those that cannot be read; and the
+    """Times of nodes in some threads, how many threads were examined, how many cannot be read, and the
     ``cursor`` of the next part, ``None`` at the end."""
 
     times: NodeTimes
@@ -146,7 +146,7 @@ async def read_part(walk: ThreadWalk, since: int, cursor: str, seconds: float) -
 
     Args:
         walk: the threads.
-        since: the time from which on steps count, in microseconds since 1970.
+        since: the time from which on tasks count, in microseconds since 1970.
         cursor: the cursor of the part before, empty for the first.
         seconds: the time after which reading ends, at the next page of a thread's steps.
 
@@ -157,30 +157,31 @@ async def read_part(walk: ThreadWalk, since: int, cursor: str, seconds: float) -
     times = NodeTimes()
     examined = unreadable = 0
     until = time.monotonic() + seconds
-    async with aclosing(search(walk, ThreadQuery(since=since), place)) as steps:
-        async for step in steps:
-            # A thread whose steps were read in part is the next one, unless it was changed meanwhile.
-            if step.row is not None and step.row.thread_id != thread_id:
+    async with aclosing(search(walk, ThreadQuery(since=since), place)) as finds:
+        async for found in finds:
+            # If the part before ended within a thread, the search finds that thread first, unless the thread
+            # has changed since: then ``before`` does not apply.
+            if found.row is not None and found.row.thread_id != thread_id:
                 before = None
-            if step.row is not None and step.row.run is not None and before is None:
+            if found.row is not None and found.row.run is not None and before is None:
                 try:
-                    await _read_failures(walk, step.row, since, times)
+                    await _read_failures(walk, found.row, since, times)
                 except (Corrupt, Contention):
                     unreadable += 1
-            while step.row is not None and step.row.has_state:
+            while found.row is not None and found.row.has_state:
                 try:
-                    before = await _read_page(walk, step.row, since, before, times)
+                    before = await _read_page(walk, found.row, since, before, times)
                 except (Corrupt, Contention):
                     unreadable += 1
                     break
                 if before is None:
                     break
                 if time.monotonic() > until:
-                    rest = json.dumps([place, step.row.thread_id, before])
+                    rest = json.dumps([place, found.row.thread_id, before])
                     return NodeTimesPart(times, examined, unreadable, rest)
             thread_id = before = None
-            examined += step.examined
-            place = step.cursor
+            examined += found.examined
+            place = found.cursor
             if time.monotonic() > until:
                 return NodeTimesPart(times, examined, unreadable, json.dumps([place, None, None]))
     return NodeTimesPart(times, examined, unreadable, None)
@@ -189,8 +190,8 @@ async def read_part(walk: ThreadWalk, since: int, cursor: str, seconds: float) -
 async def _read_page(
     walk: ThreadWalk, row: ThreadRow, since: int, before: int | None, times: NodeTimes
 ) -> int | None:
-    """Add the times of a page of a thread's steps; return where the next page begins, ``None`` if no step
-    before these counts."""
+    """Add the times of a page of a thread's steps; return where the next page begins, ``None`` if all earlier
+    steps are too old."""
     partition = Partition(walk.tenant, row.thread_id)
     program = load_steps(partition, walk.database.digest, before=before, with_messages=False)
     page = await walk.database.arun(program)

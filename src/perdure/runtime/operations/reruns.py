@@ -73,8 +73,8 @@ async def rerun(
     Raises:
         NotFound, Conflict, RunInProgress, NotWaiting, QueueFull: as ``TenantRuntime.retry``.
     """
-    now, most = await database.arun(ask(Now())), Settings().max_pending
-    accepted = await database.arun(retry_run(database, partition, run_id, now, most, read_asked))
+    now, max_pending = await database.arun(ask(Now())), Settings().max_pending
+    accepted = await database.arun(retry_run(database, partition, run_id, now, max_pending, read_asked))
     if not accepted.is_duplicate:
         Notifications(database, None).notify_due(partition)
     return accepted.id, accepted.is_duplicate

@@ -41,7 +41,7 @@ from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.state_sizes import Sizes
+from perdure.runtime.state_sizes import SaverReports
 from perdure.runtime.worker.attempt import Views, add_notice, attempt
 from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.delivery import Channel, Indicate
@@ -94,14 +94,14 @@ class Runner:
         )
         self._waits: dict[str, dict[str, Wait]] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
-        self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._find_fields)
+        reports = SaverReports(context.observers, context.settings.warn_bytes, self._find_fields)
         self.graphs = Graphs(
             Database(context.database),
             {**context.agents, **context.internal},
             context.store,
-            sizes.report_checkpoint,
-            sizes.report_older,
-            sizes.report_undeclared,
+            reports.report_checkpoint,
+            reports.report_older,
+            reports.report_undeclared,
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
         )

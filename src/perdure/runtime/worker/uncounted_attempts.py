@@ -1,5 +1,5 @@
-"""Attempts that failed because the database was unavailable or answered too late do not count, and errors
-that are no fault of the run, or that no further attempt could avoid.
+"""Which failed attempts do not count, as the database was unavailable or answered too late. Also which errors
+are no fault of the run, and which ones no further attempt could avoid.
 
 Claiming a run counts an attempt, so that attempts of killed processes count. A worker that is still alive
 after such a failure excuses the attempt, which uncounts it, as soon as the database answers again.
@@ -43,10 +43,10 @@ from perdure.storage.port import Driver
 _RETRY_S = 300.0
 """Seconds for which excusing an attempt is retried while the database is unavailable."""
 
-_OF_ITS_THREAD = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
+_THREAD_ERRORS = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
 """Errors of the run's own thread after which an attempt does not count: in a rolling deploy, a worker of the
 other version or with the new key continues the run; a user may withdraw a message while a node uses it."""
-_OF_ITS_DATABASE = (Unavailable, KeyMissing)
+_DATABASE_ERRORS = (Unavailable, KeyMissing)
 """Errors of the worker's database after which some attempts do not count."""
 PERMANENT = (
     LimitReached,
@@ -73,41 +73,42 @@ class Judge:
         """Return True if the run is to be continued later, however often: its own thread is not for this
         worker now, or the run waits for one of its limits."""
         if isinstance(error, LimitPending):
-            return self._is_of_its_limits(error, held)
-        return isinstance(error, _OF_ITS_THREAD) and self._is_of_its_thread(error, held)
+            return self._concerns_own_limits(error, held)
+        return isinstance(error, _THREAD_ERRORS) and self._concerns_own_thread(error, held)
 
     def may_excuse(self, error: BaseException) -> bool:
         """Return True if the attempt need not count, as the worker's own database was at fault."""
         if isinstance(error, KeyMissing) and find_origin(error) is None:
             return False
-        return isinstance(error, _OF_ITS_DATABASE) and self._is_of_its_database(error)
+        return isinstance(error, _DATABASE_ERRORS) and self._concerns_own_database(error)
 
     def is_permanent(self, error: BaseException, held: HeldRun) -> bool:
         """Return True if another attempt would raise the error again."""
         if isinstance(error, LimitReached):
-            return not isinstance(error, LimitPending) and self._is_of_its_limits(error, held)
+            return not isinstance(error, LimitPending) and self._concerns_own_limits(error, held)
         if is_invalid_resume(error):
             return True
-        return isinstance(error, PERMANENT) and not self._is_of_another_thread(error, held)
+        return isinstance(error, PERMANENT) and not self._concerns_another_thread(error, held)
 
-    def _is_of_its_database(self, error: BaseException) -> bool:
-        # Without an origin it is of no program, and so of the worker or of the checkpointer, which it runs.
+    def _concerns_own_database(self, error: BaseException) -> bool:
+        # An error without an origin was raised outside of every engine program: by the worker itself, or by
+        # the checkpointer that it runs. Both use its own database.
         origin = find_origin(error)
         return origin is None or _bare(origin.driver) is _bare(self._database.driver)
 
-    def _is_of_its_thread(self, error: BaseException, held: HeldRun) -> bool:
+    def _concerns_own_thread(self, error: BaseException, held: HeldRun) -> bool:
         origin = find_origin(error)
         is_there = origin is not None and origin.partition in (None, held.partition)
-        return is_there and self._is_of_its_database(error)
+        return is_there and self._concerns_own_database(error)
 
-    def _is_of_another_thread(self, error: BaseException, held: HeldRun) -> bool:
+    def _concerns_another_thread(self, error: BaseException, held: HeldRun) -> bool:
         origin = find_origin(error)
-        if origin is None or not self._is_of_its_database(error):
+        if origin is None or not self._concerns_own_database(error):
             return origin is not None
         place = origin.partition
         return place is not None and place.space == THREADS and place != held.partition
 
-    def _is_of_its_limits(self, error: LimitReached, held: HeldRun) -> bool:
+    def _concerns_own_limits(self, error: LimitReached, held: HeldRun) -> bool:
         limit = self._limits.get(error.limit)
         return limit is not None and limit.of != "run" and limit.is_of(held.run.graph)
 

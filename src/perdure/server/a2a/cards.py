@@ -9,7 +9,7 @@ from a2a.types.a2a_pb2 import AgentCard
 from a2a.utils.proto_utils import parse_lenient
 
 from perdure.server.assistants import Assistant
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.resources import Caller
 
 _BEARER = "bearer"
@@ -39,7 +39,7 @@ def card(caller: Caller, assistant: Assistant, url: str) -> AgentCard:
         "defaultOutputModes": _MODES,
         "skills": [skill],
     }
-    if not isinstance(caller.host.gate, Open):
+    if not isinstance(caller.host.gate, OpenGate):
         described["securitySchemes"] = {_BEARER: {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
         described["securityRequirements"] = [{"schemes": {_BEARER: {"list": []}}}]
     return parse_lenient(described, AgentCard())

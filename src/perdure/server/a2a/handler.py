@@ -94,7 +94,7 @@ async def translate_errors() -> AsyncIterator[None]:
         raise InvalidParamsError(fault_text(error.errors()[0])) from error
     except PerdureError as error:
         status, data = error_handlers.status_of(error), {"error": type(error).__name__}
-        text = error_handlers.sentence(error)
+        text = error_handlers.make_public_message(error)
         if status >= 500 or status == 429:
             _log.warning("a method of A2A failed: %s", type(error).__name__)
             raise InternalError(text, data) from error

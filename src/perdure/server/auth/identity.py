@@ -1,9 +1,9 @@
 """Identity and tenant of a request's user.
 
-A gate authenticates every request from its headers and authorises what it asks for. ``Open`` admits everyone
-as one user; ``handlers`` runs an application's own rules, ``jwt`` verifies tokens. The tenant is a part of
-every storage key. It comes only from verified claims, never from a client's choice: no header, parameter or
-body names it.
+A gate authenticates every request from its headers and authorises what it asks for. ``OpenGate`` admits
+everyone as one user; ``handlers`` runs an application's own rules, ``jwt`` verifies tokens. The tenant is a
+part of every storage key. It comes only from verified claims, never from a client's choice: no header,
+parameter or body names it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Gate(Protocol):
         ...
 
 
-class Open:
+class OpenGate:
     """A gate without authentication: every request has the same user, whose tenant is the nameless one unless
     one is given."""
 
@@ -175,7 +175,8 @@ def require_stamp(conditions: Filter | None, metadata: Mapping[str, Any] | None)
     try:
         allowed = may_write_metadata(conditions, metadata)
     except BadFilter as error:
-        raise Refusal(500, f"the authorization handler left what cannot be stored: {error}") from error
+        text = f"the authorization handler left a value that cannot be stored: {error}"
+        raise Refusal(500, text) from error
     if not allowed:
         raise Refusal(403, "the metadata of this object would hide it from its own user")
 

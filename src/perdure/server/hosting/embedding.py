@@ -88,7 +88,7 @@ class _OwnErrorsRoute(GatedRoute):
             try:
                 return await handle(request)
             except error_handlers.KNOWN as error:
-                return await error_handlers.answer(request, error)
+                return await error_handlers.answer_error(request, error)
 
         return answer
 

@@ -33,7 +33,7 @@ from perdure.runtime.agents.graphs import make_savers
 from perdure.runtime.agents.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.runtime.observers import Logs, Observers
 from perdure.runtime.retention_loop import RetentionLoop
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter
 from perdure.server.runs.webhooks import of_variables
@@ -235,7 +235,7 @@ async def _open_state(
     if hooks is not None:
         hooks.serve(runtime)
     reach = None if hooks is None else hooks.reach
-    host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
+    host = ServerState.over(runtime, OpenGate(database.tenant) if gate is None else gate, webhooks=reach)
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)

@@ -1,4 +1,4 @@
-"""Process of a server: it starts, serves until it is stopped by a signal, and closes its streams first."""
+"""Process of a server: it starts, serves until a signal stops it, and closes its streams before it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.worker.node_threads import run_with_node_threads
 from perdure.server.app import create_app
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import bind_clients_to
 from perdure.server.hosting.mounting import Prefixed, mount
@@ -125,7 +125,7 @@ def guard(
         listener: the listening socket.
         hosts: host names to which the server answers besides its own, or ``*`` for any.
     """
-    if not isinstance(gate, Open):
+    if not isinstance(gate, OpenGate):
         return app
     is_loopback = ip_address(listener.getsockname()[0]).is_loopback
     return Guard(app, loopback=is_loopback, hosts=hosts, allows=partial(allows, cors))
@@ -133,8 +133,8 @@ def guard(
 
 @asynccontextmanager
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
-    """Yield the application over the opened server, with the custom application beside it. Clients without a
-    URL reach it."""
+    """Yield the application over the opened server, with the custom application beside it. LangGraph
+    clients that this process makes without a URL send their requests to it."""
     app = create_app(None, config.http, development=config.development)
     app.state.perdure = host
     for chat in host.chats:

@@ -37,9 +37,9 @@ from perdure.errors import PerdureError
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.failures.own_code import list_own_files, list_own_places, write_traceback
 from perdure.runtime.garbage_collector import exempt_existing
-from perdure.runtime.log_output import write_log
+from perdure.runtime.log_output import configure_logging
 from perdure.runtime.runtime import process_name
-from perdure.server.auth.identity import Open
+from perdure.server.auth.identity import OpenGate
 from perdure.server.config import Config, Cors
 from perdure.server.hosting import child_process
 from perdure.server.hosting.child_process import STOPS
@@ -321,7 +321,7 @@ def _serve(
     changed: tuple[str, ...],
 ) -> None:
     """Serve in a child process until SIGTERM."""
-    write_log(terms.log_level)
+    configure_logging(terms.log_level)
     show_failures()
     began = time.monotonic()
     reports = _Reports(sender, list_own_files())
@@ -404,7 +404,7 @@ def _serve_refusals(listener: socket.socket) -> None:
         """Do nothing at the start and stop."""
 
     settings = uvicorn.Config(
-        guard(refuse, Open(), Cors(), listener),
+        guard(refuse, OpenGate(), Cors(), listener),
         http=LimitedConnection,
         log_level="warning",
         lifespan="off",

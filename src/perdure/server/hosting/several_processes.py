@@ -23,7 +23,7 @@ from typing import NamedTuple
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.garbage_collector import exempt_existing
-from perdure.runtime.log_output import write_log
+from perdure.runtime.log_output import configure_logging
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting import child_process
@@ -126,7 +126,7 @@ def serve_many(
 
 
 def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection[str]) -> None:
-    write_log(given.log_level)
+    configure_logging(given.log_level)
     if given.config.development:
         show_failures()
     try:

@@ -29,7 +29,7 @@ from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.observers import Observer, Observers, RunLogs
 from perdure.runtime.retention_loop import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
-from perdure.server.auth.identity import Gate, Open
+from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
 from perdure.server.configurable_headers import NO_HEADERS, Headers
@@ -76,7 +76,7 @@ async def open_state(
     loaded = {name: await load_agent(_load(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
     gate = gate_of(config)
-    if isinstance(gate, Open):
+    if isinstance(gate, OpenGate):
         _require_users(agents)
     settings = settings_of(config)
     make_folder_of(config.database_url)
@@ -227,7 +227,7 @@ def gate_of(config: Config) -> Gate:
         return Handlers(rules, auth.tenant_claims)
     if not config.development:
         _log.warning("requests are not authenticated: anyone who reaches this server is its one user")
-    return Open()
+    return OpenGate()
 
 
 def settings_of(config: Config) -> Settings:

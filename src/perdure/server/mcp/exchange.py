@@ -129,7 +129,7 @@ class _Exchange:
             if error_handlers.status_of(error) >= 500:
                 _log.warning("a call of a tool failed: %s", type(error).__name__)
                 raise _protocol_error(error) from error
-            return _make_failure_result(type(error).__name__, error_handlers.sentence(error))
+            return _make_failure_result(type(error).__name__, error_handlers.make_public_message(error))
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         caller = self._caller
@@ -234,7 +234,7 @@ def _protocol_error(error: Refusal | PerdureError) -> MCPError:
         else:
             code = INVALID_PARAMS
         return MCPError(code, error.detail, {"error": "Refused", "status": error.status})
-    sentence = error_handlers.sentence(error)
+    sentence = error_handlers.make_public_message(error)
     kind, status = type(error).__name__, error_handlers.status_of(error)
     return MCPError(INTERNAL_ERROR, sentence, {"error": kind, "status": status})
 

@@ -94,7 +94,7 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
 
 async def _read_body(request: Request) -> dict[str, Any]:
     if not needs_preflight(request.headers):
-        raise Refusal(400, error_handlers.describe_body(request))
+        raise Refusal(400, error_handlers.describe_wrong_content_type(request))
     try:
         body = await request.json()
     except (ValueError, RecursionError):

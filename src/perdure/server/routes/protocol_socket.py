@@ -25,7 +25,7 @@ from perdure.errors import QueueFull, Unavailable
 from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.error_handlers import sentence, status_of
+from perdure.server.error_handlers import make_public_message, status_of
 from perdure.server.openapi import make_router
 from perdure.server.origins import is_allowed
 from perdure.server.resources import Caller, caller_of, read_thread_in_path
@@ -70,7 +70,7 @@ async def events(websocket: WebSocket) -> None:
     except Refusal as refusal:
         await _close(websocket, _REFUSED + refusal.status, refusal.detail)
     except (QueueFull, Unavailable) as failed:
-        await _close(websocket, _REFUSED + status_of(failed), sentence(failed))
+        await _close(websocket, _REFUSED + status_of(failed), make_public_message(failed))
 
 
 async def _close(websocket: WebSocket, code: int, reason: str) -> None:

@@ -24,7 +24,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import StreamMode, describe_unknown_modes
 from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
-from perdure.server.error_handlers import sentence
+from perdure.server.error_handlers import make_public_message
 from perdure.server.openapi import make_router
 from perdure.server.requests import RUN_MODES, Body, Contents, NewRun, Page, RunId, RunIds
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
@@ -410,7 +410,11 @@ async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, A
     except Unavailable:
         raise
     except PerdureError as error:
-        return {**names, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
+        return {
+            **names,
+            "run_id": None,
+            "error": {"error": type(error).__name__, "message": make_public_message(error)},
+        }
 
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)

@@ -107,8 +107,8 @@ def _parse_supersteps(
         raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
     if given and (not isinstance(graph_id, str) or graph_id not in caller.host.runtime.graphs):
         raise Refusal(422, f"metadata.graph_id is the name of a graph that is served, not {graph_id!r}")
-    if (count := sum(len(step.updates) for step in given)) > requests.IDS_MAX:
-        raise Refusal(422, f"supersteps hold {count} updates, and a request has at most {requests.IDS_MAX}")
+    if (count := sum(len(step.updates) for step in given)) > requests.ITEMS_MAX:
+        raise Refusal(422, f"supersteps hold {count} updates, and a request has at most {requests.ITEMS_MAX}")
     return [[_parse_update(update) for update in step.updates] for step in given]
 
 
@@ -156,7 +156,7 @@ async def _make_entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSear
             state = await _state(caller, row)
         return to_json(_select_parts(responses.thread(row, state), asked))
     except Exception as error:
-        return to_json(_select_parts(responses.thread(row, None, _fault_of(row, error)), asked))
+        return to_json(_select_parts(responses.thread(row, None, _require_thread_fault(row, error)), asked))
 
 
 def _select_parts(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def _select_parts(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[s
     return responses.select_parts(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
 
 
-def _fault_of(row: ThreadRow, error: Exception) -> Exception:
-    """Return the error if it concerns this thread's values alone; raise any other, which concerns the
+def _require_thread_fault(row: ThreadRow, error: Exception) -> Exception:
+    """Return an error that concerns this thread's values alone; raise any other, which concerns the
     database."""
     if not is_of_thread(error):
         raise error
@@ -346,7 +346,7 @@ async def _find_matching(
                 if state is None or not contains(to_plain(state.values), asked.values):
                     continue
             except Exception as error:
-                _fault_of(row, error)
+                _require_thread_fault(row, error)
                 continue
         yield row
 
@@ -359,7 +359,7 @@ async def _show(caller: Caller, row: ThreadRow) -> dict[str, Any]:
     try:
         return responses.thread(row, await _state(caller, row))
     except Exception as error:
-        return responses.thread(row, None, _fault_of(row, error))
+        return responses.thread(row, None, _require_thread_fault(row, error))
 
 
 async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> StateSnapshot | None:

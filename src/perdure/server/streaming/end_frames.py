@@ -1,7 +1,7 @@
 """Selection of clients that receive the frame that ends a stream of a run.
 
 The frame lets a client distinguish a finished stream from one that was cut off, without another request. A
-client that does not know it takes it for one more part of the result.
+client that does not know this frame mistakes it for one more part of the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEADER = "x-end-frame"
 _PYTHON = re.compile(r"langgraph-sdk-py/(\d+)\.(\d+)\.(\d+)")
 _FIRST_RELEASE = (0, 4, 14)
 """First release of LangGraph's SDK for Python that knows the frame."""
-_BROWSERS = re.compile(r"^(node|undici|Deno/|Bun/|Mozilla/)", re.IGNORECASE)
+_JAVASCRIPT_AGENTS = re.compile(r"^(node|undici|Deno/|Bun/|Mozilla/)", re.IGNORECASE)
 """User agents of LangGraph's SDK for JavaScript, which sends no name of its own and does not know the
 frame."""
 
@@ -31,4 +31,4 @@ def wants_end(request: Request) -> bool:
     agent = request.headers.get("user-agent", "")
     if version := _PYTHON.match(agent):
         return tuple(map(int, version.groups())) >= _FIRST_RELEASE
-    return _BROWSERS.match(agent) is None
+    return _JAVASCRIPT_AGENTS.match(agent) is None

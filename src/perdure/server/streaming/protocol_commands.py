@@ -128,7 +128,7 @@ async def execute(
     except PerdureError as error:
         if error_handlers.status_of(error) >= 500:
             raise
-        return _make_error("invalid_argument", error_handlers.sentence(error))
+        return _make_error("invalid_argument", error_handlers.make_public_message(error))
     except ValueError as error:
         return _make_error("invalid_argument", str(error))
     return {"type": "success", "result": result}

@@ -17,7 +17,7 @@ from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.json_encoding import to_json
-from perdure.server.error_handlers import make_event_data, sentence_of
+from perdure.server.error_handlers import make_event_data, make_recorded_message
 from perdure.server.responses import reminder
 
 CHANNELS = (
@@ -129,7 +129,7 @@ def _make_tool_event(text: str) -> str:
         return text
     event = json.loads(text)
     if isinstance(data := event.get("data"), dict) and data.get("event") == "tool-error":
-        event["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
+        event["data"] = {**data, "message": make_recorded_message("", str(data.get("message", "")))}
     return to_json(event)
 
 
@@ -150,7 +150,7 @@ def _to_end(event: Event) -> dict[str, Any]:
 def _describe_failure(noted: str) -> str:
     """Return the message of a run's recorded error, which is its type followed by its text."""
     kind, colon, text = noted.partition(": ")
-    return f"{kind}{colon}{sentence_of(kind, text)}"
+    return f"{kind}{colon}{make_recorded_message(kind, text)}"
 
 
 def _without_interrupts(text: str) -> str:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.errors import Unavailable
 from perdure.server.auth.filters import Filter
-from perdure.server.auth.identity import Open, Refusal
+from perdure.server.auth.identity import OpenGate, Refusal
 from perdure.server.resources import Caller
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class ReadingRights:
         """
         self.is_lost = False
         self._connection, self._caller, self._reads = connection, caller, reads
-        self._is_checked = not (caller.is_program or isinstance(caller.host.gate, Open))
+        self._is_checked = not (caller.is_program or isinstance(caller.host.gate, OpenGate))
 
     async def wait_until_lost(self) -> Refusal:
         """Return the refusal once the user is no longer authenticated, or may no longer read.

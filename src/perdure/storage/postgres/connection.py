@@ -22,7 +22,7 @@ from perdure.model.statement_texts import refusal
 from perdure.storage.credentials import PasswordSource
 from perdure.storage.outage import Outage
 from perdure.storage.postgres.application_statements import BEGIN, COMMIT, ROLLBACK, TIME_S, statement_error
-from perdure.storage.postgres.errors import is_wrong_password, may_pass, translate, unreachable_error
+from perdure.storage.postgres.errors import is_transient, is_wrong_password, translate, unreachable_error
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.liveness import SILENT, LivenessCheck
 from perdure.storage.postgres.statements import Statement
@@ -117,7 +117,7 @@ class ServerConnection:
                     error = SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
-                is_hopeless = not may_pass(error)
+                is_hopeless = not is_transient(error)
                 if self._settings.password is not None and is_wrong_password(error):
                     # The password may have been changed: the next attempt uses the new one.
                     wait = 0.0 if attempt == 1 else wait

@@ -1,4 +1,4 @@
-"""Translation of the client's exceptions to Perdure's, and which failed connections may succeed later."""
+"""Translation of psycopg's exceptions to Perdure's, and the choice of failed connections to retry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.errors import (
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.sql.refusals import describe_refusal
 
-_PASSING_STATES = {"57P03", "53300", "57P01", "57P02"}
+_TRANSIENT_STATES = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
 
 _OF_STATEMENTS = ("21", "22", "23", "42", "44", "P0")
@@ -31,10 +31,10 @@ def is_wrong_password(error: psycopg.Error) -> bool:
     return any(sign in str(error) for sign in _WRONG_PASSWORD)
 
 
-def may_pass(error: psycopg.Error) -> bool:
-    """Return True if a connection that failed may succeed a little later."""
+def is_transient(error: psycopg.Error) -> bool:
+    """Return True if a connection that failed with this error may succeed a little later."""
     if error.sqlstate is not None:
-        return error.sqlstate in _PASSING_STATES
+        return error.sqlstate in _TRANSIENT_STATES
     text = str(error)
     return not any(
         sign in text
@@ -83,9 +83,9 @@ def unreachable_error(error: Exception, settings: PostgresUrl) -> PerdureError:
         else:
             detail = "certificate verify failed"
         return Unavailable(
-            f"{settings.name}: the server's TLS certificate was not accepted ({detail}); connect to a host "
-            "that it names in the URL, see that it has not expired, and name the file of the authority that "
-            "signed it in sslrootcert="
+            f"{settings.name}: the server's TLS certificate was not accepted ({detail}); use a host name "
+            "in the URL that the certificate names, see that it has not expired, and name the file of the "
+            "authority that signed it in sslrootcert="
         )
     if "too many c" in text or "remaining connection slots" in text:
         return Unavailable(

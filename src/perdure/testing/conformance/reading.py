@@ -164,7 +164,7 @@ class Reading:
             assert rows.keys(driver, Range(WRITE, ("", "c"), after=key, reverse=True)) == whole[:place][::-1]
 
     def test_a_declared_field_orders_a_range(self, driver: Driver) -> None:
-        # Ids run against the sequence: ordering by them would show.
+        # Ids descend while seq ascends, so a driver that orders by id fails.
         ids = {seq: f"id{9 - seq}" for seq in range(9)}
         rows.store_ops(driver, *(rows.checkpoint(ids[seq], seq) for seq in (3, 0, 8, 5, 1, 7, 2, 6, 4)))
         rows.store_ops(driver, rows.checkpoint("other", 4, namespace="n"))

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _OF = {
-    "answer_error": ("server.error_handlers", "answer"),
+    "answer_error": ("server.error_handlers", "answer_error"),
     "checkpoint_lifespan": ("server.hosting.lifespan", "checkpoint_lifespan"),
     "compile_graph": ("config.checkpoint_lifespan", "compile_graph"),
     "Opened": ("server.hosting.lifespan", "Opened"),

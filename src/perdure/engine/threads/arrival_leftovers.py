@@ -33,6 +33,13 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     return True
 
 
+def abandon(partition: Partition, version: int, budget: Budget) -> Program[None]:
+    """Remove the records of an arrival that is refused, and its claim; nothing if the claim is lost. The
+    arguments are those of ``clear``, with the number of the arrival's own claim."""
+    if (yield from discard(partition, version, budget)):
+        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+
+
 def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
     """Free a name that has a claim, but no thread, from the remains of that arrival.
 
@@ -47,8 +54,8 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
     if not claims:
         return
     outcome = yield from ask(Commit(partition, tuple((yield from transfer_claim.claim(version)))))
-    if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
-        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+    if isinstance(outcome, Committed):
+        yield from abandon(partition, version, budget)
 
 
 def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None]:
@@ -64,5 +71,5 @@ def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None
     """
     again = transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ABSENT)
     outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
-    if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
-        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+    if isinstance(outcome, Committed):
+        yield from abandon(partition, version, budget)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from perdure.engine.complete_reads import read_all
-from perdure.engine.threads import thread_digest, transfer_claim
+from perdure.engine.threads import arrival_leftovers, thread_digest, transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.thread_digest import ThreadContent
@@ -155,7 +155,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     """Transfer a thread to the target, in its latest state at the source.
 
     After an error during the writing the thread has not arrived; a repeated transfer continues with the
-    records that have arrived. A thread that was to be replaced is put back if its replacement cannot arrive,
+    records that have arrived, unless the target refused the thread: then nothing of it is left there. A thread that was to be replaced is put back if its replacement cannot arrive,
     unless a database is unavailable.
 
     Raises:
@@ -186,7 +186,14 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         return (yield from _replace(partition, target, view, terms))
     refuse_to_wake_twice(partition, waiting, terms, is_there=False)
     yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
-    result = yield from _bring(partition, target, terms, None)
+    try:
+        result = yield from _bring(partition, target, terms, None)
+    except Conflict:
+        # A message was accepted there meanwhile: it begins a thread of its own, beside which nothing of this
+        # one may be left.
+        leaving = arrival_leftovers.abandon(target, terms.first_version, terms.budget)
+        yield from run_at(Side.TARGET, leaving)
+        raise
     if result.found is State.PARTIAL:
         yield from run_at(Side.TARGET, _drop_replaced(target))
     return result

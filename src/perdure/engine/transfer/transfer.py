@@ -155,8 +155,9 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     """Transfer a thread to the target, in its latest state at the source.
 
     After an error during the writing the thread has not arrived; a repeated transfer continues with the
-    records that have arrived, unless the target refused the thread: then nothing of it is left there. A thread that was to be replaced is put back if its replacement cannot arrive,
-    unless a database is unavailable.
+    records that have arrived, unless the target refused the thread: then nothing of it is left there. A
+    thread that was to be replaced is put back if its replacement cannot arrive, unless a database is
+    unavailable.
 
     Raises:
         Conflict: the thread's queue is not at rest, here or at the target, its waits would have to be handed

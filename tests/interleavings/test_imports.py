@@ -211,7 +211,11 @@ EXCUSED: Mapping[tuple[str, str], str] = {
     **{("import what came since", other): STAYS for other in ("edit", "go on", "import and go on")},
 }
 CLEARS = "what a dead import has left goes before a thread begins at its name: in between nothing is there"
-CLEARED = {("edit", other): CLEARS for other in ("list", "measure", "copy", "copy here")}
+REFUSED = "a move that is refused on its way removes what a dead import has left, too"
+CLEARED = {
+    **{("edit", other): CLEARS for other in ("list", "measure", "copy", "copy here")},
+    ("move here", "accept"): REFUSED,
+}
 CASES: Mapping[str, Case[Any]] = {
     "nothing there": Case(target(Target), OPERATIONS, read, EXCUSED, SEQUENCES),
     "an import was killed": Case(

@@ -79,7 +79,7 @@ _log = logging.getLogger("perdure.langgraph")
 
 
 class SaverPrograms(BaseCheckpointSaver[Any]):
-    """What the saver's methods do; LangGraph's signatures of them are in ``perdure.langgraph.saver``."""
+    """Programs of the saver's methods, whose signatures are in ``perdure.langgraph.saver``."""
 
     def __init__(
         self,

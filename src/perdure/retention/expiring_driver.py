@@ -231,8 +231,8 @@ class ExpiringDriver(WrappingDriver):
             # it.
 
     def _note_written(self, effect: Commit | Stage) -> None:
-        """Let a thread be checked again after a change of what decides when it expires. An end of its work is
-        none: that was reckoned with."""
+        """Let a thread be checked again after a change of what decides when it expires. The end of its work
+        is not one: that was considered before."""
         if effect.partition in self._alive and any(map(_decides, effect.ops)):
             self._remember(effect.partition, 0)
 

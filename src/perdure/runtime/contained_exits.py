@@ -73,8 +73,8 @@ class _TaskFactory:
 
 
 class _Contained(Coroutine[Any, Any, R]):
-    """A task's coroutine whose exits are contained. It is no ``async def`` around the other: a task that is
-    cancelled before it begins would never await that."""
+    """A task's coroutine whose exits are contained. It is not an ``async def`` around the other: a task
+    that is cancelled before it begins would never await that."""
 
     def __init__(self, inner: Coroutine[Any, Any, R]) -> None:
         self._inner = inner

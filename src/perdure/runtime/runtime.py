@@ -76,7 +76,7 @@ class Runtime(OnDemand, TenantRuntime):
             to live of their own expire, too.
 
     Raises:
-        ValueError: There is no graph, a channel has no name, a channel's timeout is not shorter than the
+        ValueError: No graph is given, a channel has no name, a channel's timeout is not shorter than the
             lease, the memories of one agent lie within those of another, or an agent uses ``transaction``
             and the database is neither PostgreSQL nor SQLite.
     """

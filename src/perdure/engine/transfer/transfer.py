@@ -227,7 +227,7 @@ def _bring(
     *,
     is_claimed: bool = False,
 ) -> Program[TransferResult]:
-    """Transfer a thread to a name at which there is no thread.
+    """Transfer a thread to a name that no thread has.
 
     Args:
         partition: the thread.

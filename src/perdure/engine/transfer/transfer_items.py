@@ -178,7 +178,7 @@ def _compare(partition: Partition, source_items: Items, target_items: Items, now
     digest = _compute_digest(source_items, edge)
     kept = 0
     if partition.space != SESSIONS:
-        # Items are independent of each other: those that only the target has are no difference.
+        # Items are independent of each other: those that only the target has do not count.
         kept = sum(
             key not in source_items and not is_over(item.record, edge) for key, item in target_items.items()
         )

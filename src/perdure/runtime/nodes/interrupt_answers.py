@@ -34,9 +34,9 @@ _ID_DIGITS = 32
 
 
 class StillToGive(NamedTuple):
-    """What a run gives its graph: the rest of its command, or ``None`` if nothing of it is left, so that the
-    graph goes on without input. ``kept_by_none`` are the tasks of which it answers questions that graphs
-    without checkpoints ask: nothing keeps these answers."""
+    """Input that a run gives its graph: the rest of its command, or ``None`` if nothing of it is left, so
+    that the graph goes on without input. ``kept_by_none`` are the tasks of which it answers questions that
+    graphs without checkpoints ask: nothing keeps these answers."""
 
     command: Command[Any] | None
     kept_by_none: frozenset[str] = frozenset()

@@ -127,8 +127,8 @@ async def _create(caller: Caller, request: Request, thread_id: str | None, new: 
 
 
 async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
-    """Return a run that was accepted, even if another request has rolled it back since: "not found" would be
-    said of the thread or the assistant. A temporary thread is removed after the run."""
+    """Return a run that was accepted, even if another request has rolled it back since: a "not found"
+    would be taken for that of the thread or the assistant. A temporary thread is removed after the run."""
     try:
         standing = await caller.runtime.find(accepted.thread_id, accepted.run_id)
     finally:

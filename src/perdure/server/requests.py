@@ -25,6 +25,7 @@ from perdure.model.arguments import check_run_config
 from perdure.model.filters import has_more_than
 from perdure.model.runs.messages import replace_surrogates
 from perdure.model.runs.payloads import check_command, holds_anything
+from perdure.model.values.json_values import is_deeper
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[
@@ -72,17 +73,9 @@ a value would fail."""
 
 def check_depth(data: Any) -> Any:
     """Return the data unchanged. ``ValueError`` if it is nested deeper than ``DEPTH`` levels."""
-    level = [data] if isinstance(data, dict | list) else []
-    for _ in range(DEPTH + 1):
-        if not level:
-            return data
-        level = [
-            part
-            for container in level
-            for part in (container.values() if isinstance(container, dict) else container)
-            if isinstance(part, dict | list)
-        ]
-    raise ValueError(f"the data is nested deeper than {DEPTH} levels; send it as text")
+    if is_deeper(data, DEPTH):
+        raise ValueError(f"the data is nested deeper than {DEPTH} levels; send it as text")
+    return data
 
 
 _Place = tuple[Any, str | int]

@@ -219,7 +219,7 @@ class Agent:
             raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
         if isinstance(self.graph, Pregel):
             self.check(self.graph)
-        elif not isinstance(self.graph, Factory):  # pyright: ignore[reportUnnecessaryIsInstance]
+        elif not isinstance(self.graph, Factory):
             raise TypeError(
                 f"an agent needs a compiled graph, not {type(self.graph).__name__}; pass builder.compile()"
             )

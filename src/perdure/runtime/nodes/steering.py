@@ -317,7 +317,7 @@ def carry_untracked(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, 
     A subclass of the channel is left alone, as its values may be of another kind."""
     carried: dict[str, Any] = {}
     for name, channel in graph.channels.items():
-        if type(channel) is UntrackedValue:
+        if isinstance(channel, UntrackedValue) and type(channel) is UntrackedValue:
             carried[name] = _CarriedValue(channel.typ, channel.guard)
             carried[name].key = channel.key
     if not carried:

@@ -57,7 +57,7 @@ def test_few_large_elements_count_as_much_as_many_small_ones() -> None:
     def weight(*sizes: int) -> int:
         cache = ThreadCache()
         refs = [b""] * len(sizes)
-        elements = Elements(refs, list(sizes), [b""] * len(sizes), None, None)
+        elements = Elements(refs, list(sizes), 0, [b""] * len(sizes), None, None)
         cache.hold({("", "messages"): KnownValue(b"", 1, elements)})
         return cache.weight() - ThreadCache().weight()
 
@@ -71,7 +71,7 @@ def test_threads_with_large_values_are_dropped_at_the_bound(monkeypatch: pytest.
     caches = Caches()
     for number in range(20):
         partition = Partition("", str(number))
-        elements = Elements([b""], [100_000], [b""], None, None)
+        elements = Elements([b""], [100_000], 0, [b""], None, None)
         caches.of(partition).hold({("", "messages"): KnownValue(b"", 1, elements)})
         caches.weigh(partition)
     assert list(caches._threads) == [Partition("", str(number)) for number in range(16, 20)]

@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from operator import add, attrgetter, eq, is_, not_, setitem
 from typing import Any, NamedTuple
 
@@ -43,9 +43,13 @@ _MODELS = frozenset({AIMessage, ChatMessage, FunctionMessage, HumanMessage, Syst
 _IS_ATOMIC = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 """True if other OS threads see a call into C as one step. On other interpreters nothing is watched."""
 
+_OPAQUE: Any = object()
+"""What stands for an opaque element in a watch; no list of a caller holds it."""
+
 _get_fields = attrgetter("__dict__")
 _get_extra = attrgetter("__pydantic_extra__")
 _get_given = attrgetter("__pydantic_fields_set__")
+_IS_TEXT = frozenset({str}).__contains__
 _drain: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 _new: Callable[[type], Any] = object.__new__
 
@@ -137,18 +141,16 @@ class Template(NamedTuple):
         _drain(map(values.__setitem__, self.models, models))
         for place, number in self.bare:
             values[place] = made[number]
+        for place in self.opaque:
+            values[place] = _OPAQUE
         watched = tuple(values)
         for place in self.opaque:
             values[place] = opaque(place)
         if not (_IS_ATOMIC and is_watched):
             return values, None
         dicts, lists = tuple(map(get_made, self.filled_dicts)), tuple(map(get_made, self.filled_lists))
-        places = dict(zip(map(id, watched), range(len(watched)), strict=True))
-        if self.opaque:
-            places.pop(id(None), None)
         return values, Watch(
             self,
-            places,
             watched,
             roots,
             extras,
@@ -169,13 +171,12 @@ class Watch(NamedTuple):
     """Copies that were returned to a caller, with everything mutable inside them as it was when
     they were returned.
 
-    ``places`` maps the identity of each copy to its position; the watch keeps the copies alive, so that no
-    identity is used again. ``empty`` holds the dicts and lists without content; the content of the others is
-    kept in columns, and their keys and sizes in the ``template`` of the same elements.
+    The watch keeps the copies alive, so that no identity is used again. ``empty`` holds the dicts and lists
+    without content; the content of the others is kept in columns, and their keys and sizes in the
+    ``template`` of the same elements.
     """
 
     template: Template
-    places: dict[int, int]
     values: tuple[Any, ...]
     roots: tuple[dict[str, Any], ...]
     extras: tuple[dict[str, Any], ...]
@@ -184,6 +185,18 @@ class Watch(NamedTuple):
     dict_items: tuple[Any, ...]
     lists: tuple[list[Any], ...]
     list_items: tuple[Any, ...]
+
+    def count_common_start(self, values: list[Any]) -> int:
+        """Count the copies with which a list starts."""
+        # Most lists start with all of them.
+        if len(values) >= len(self.values) and all(map(is_, values, self.values)):
+            return len(self.values)
+        return sum(takewhile(bool, map(is_, values, self.values)))
+
+    def find_places(self, values: list[Any]) -> list[int | None]:
+        """Return for each element its position among the copies, ``None`` if it is not one of them."""
+        places = dict(zip(map(id, self.values), range(len(self.values)), strict=True))
+        return list(map(places.get, map(id, values)))
 
     def find_unchanged(self) -> Iterator[bool]:
         """Yield for each thing whether it is unchanged. If one call into C exhausts the iterator, all answers
@@ -198,7 +211,8 @@ class Watch(NamedTuple):
             # Sizes first: a container whose size has changed would shift the columns that follow.
             map(eq, map(len, self.dicts), template.sizes),
             map(eq, map(len, self.lists), template.lengths),
-            map(is_, chain.from_iterable(self.dicts), template.names),
+            # All keys are text, of which equal ones are the same, so that they can be compared in one step.
+            map(eq, map(tuple, (chain.from_iterable(self.dicts),)), (template.names,)),
             map(is_, chain.from_iterable(map(dict.values, self.dicts)), self.dict_items),
             map(is_, chain.from_iterable(self.lists), self.list_items),
         )
@@ -262,7 +276,7 @@ Inner = tuple[Any, int | None, Any]
 def _inner(value: Any) -> list[Inner] | None:
     """Return the containers inside a decoded element, each with the position in this list of the one that
     contains it, and the key there; ``None`` if something inside is neither immutable nor a plain
-    container."""
+    container, or a key is not text."""
     kind = type(value)
     found: list[Inner] = []
     if kind in _MODELS:
@@ -275,6 +289,8 @@ def _inner(value: Any) -> list[Inner] | None:
         return None
     # Containers are appended to the list while it is walked.
     for at, (container, _, _) in enumerate(found):
+        if type(container) is dict and not all(map(_IS_TEXT, map(type, container))):
+            return None
         for key, inner in container.items() if type(container) is dict else enumerate(container):
             inner_kind = type(inner)
             if inner_kind in _IMMUTABLE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from perdure.langgraph.cache.change_tracking import Template
@@ -12,7 +12,6 @@ from perdure.langgraph.cache.thread_cache import (
     KnownValue,
     LastLoad,
     ThreadCache,
-    count_common_start,
 )
 from perdure.langgraph.values.serde import Serde
 from perdure.model.values import refs
@@ -59,7 +58,7 @@ def decode_into_cache(
         slot = (namespace, channel)
         if isinstance(tree, EncodedList):
             bodies = [pack_tree(item) for item in tree.items]
-            elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
+            elements = Elements(tree.refs, list(map(len, bodies)), 0, bodies, None, None)
             out[channel], held = _build_list(serde, elements, references[channel], generation)
         else:
             payload = join_tree(tree)
@@ -91,13 +90,11 @@ def _build_list(
     sources, earlier = elements.sources, elements.last_load
     new = iter(_unpack(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
-    if earlier is not None and count_common_start(list(sources), list(range(len(earlier.refs)))) == len(
-        earlier.refs
-    ):
-        template, opaque, start = earlier.template, earlier.opaque.copy(), len(earlier.refs)
+    if earlier is not None and elements.kept == len(earlier.refs):
+        template, opaque, start = earlier.template, earlier.opaque.copy(), elements.kept
     fresh: dict[int, Any] = {}
     rest: list[Any] = []
-    for place, source in enumerate(sources[start:], start):
+    for place, source in enumerate(chain(range(start, elements.kept), sources), start):
         if isinstance(source, bytes):
             opaque[place] = source
             fresh[place] = next(new)
@@ -117,10 +114,8 @@ def _build_list(
         # need not run afterwards.
         earlier = elements.last_load = earlier._replace(watch=None)
     bodies = {place: opaque[place] for place in template.opaque}
-    last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes)
-    new_elements = Elements(
-        elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, last_load
-    )
+    last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes, elements.weight)
+    new_elements = Elements(elements.refs, elements.sizes, len(elements.refs), (), elements.shape, last_load)
     return values, KnownValue(ref, generation, new_elements)
 
 

@@ -131,21 +131,17 @@ class Encoding:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
         proved = self._find_proved_elements(slot, self._cache.values.get(slot))
         last_load = None if proved is None else proved.last_load
-        found: list[bytes] = []
-        sizes: list[int] = []
         sources: list[Source] = []
+        kept, places = 0, list[int | None]()
         if isinstance(value, Frozen):
             bodies = value.elements or []
-            places: list[int | None] = [None] * len(bodies)
+            places = [None] * len(bodies)
         else:
-            places, bodies = self._pack(value, None if last_load is None else last_load.watch)
-        common = 0
-        if last_load is not None and places:
-            # Most lists start with the elements of the last load.
-            common = count_common_start(places, list(range(len(last_load.refs))))
-            found, sizes, sources = last_load.refs[:common], last_load.sizes[:common], list(range(common))
+            kept, places, bodies = self._pack(value, None if last_load is None else last_load.watch)
+        found: list[bytes] = [] if last_load is None else last_load.refs[:kept]
+        sizes: list[int] = [] if last_load is None else last_load.sizes[:kept]
         new = iter(bodies)
-        for place in places[common:]:
+        for place in places:
             if place is not None and last_load is not None:
                 found.append(last_load.refs[place])
                 sizes.append(last_load.sizes[place])
@@ -160,15 +156,20 @@ class Encoding:
         else:
             shape, same_count = (None, 0)
         ref, shape = self._builder.add_list_like(found, shape, same_count)
-        return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
+        return KnownValue(ref, self._generation, Elements(found, sizes, kept, sources, shape, last_load))
 
-    def _pack(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
-        """Return for each element its position in the watch if it is unchanged, and the packed form of the
-        others: all as of one moment, as far as the elements are plain data."""
+    def _pack(self, value: list[Any], watch: Watch | None) -> tuple[int, list[int | None], list[bytes]]:
+        """Return the number of the first elements that are those of the watch, unchanged; for each further
+        one its position in the watch if it is unchanged; and the packed form of the others: all as of one
+        moment, as far as the elements are plain data."""
         if watch is not None:
             values = value.copy()
-            places = list(map(watch.places.get, map(id, values)))
-            rest = [item for item, place in zip(values, places, strict=True) if place is None]
+            kept = watch.count_common_start(values)
+            rest = values[kept:]
+            places: list[int | None] = [None] * len(rest)
+            if kept < len(watch.values):
+                places = watch.find_places(rest)
+                rest = [item for item, place in zip(rest, places, strict=True) if place is None]
 
             def holds() -> Iterator[bool]:
                 return chain(
@@ -182,9 +183,9 @@ class Encoding:
             else:
                 bodies = None
             if bodies is not None:
-                return places, bodies
+                return kept, places, bodies
         bodies = self._serde.pack_each(value) or []
-        return [None] * len(bodies), bodies
+        return 0, [None] * len(bodies), bodies
 
     def _find_proved_elements(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
         """Return a held list's elements if the commit proves that their chunks are stored: the commit is

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import eq
 from threading import Lock
 from typing import Any, NamedTuple
@@ -38,34 +38,50 @@ Source = int | bytes
 
 class LastLoad(NamedTuple):
     """A list's elements as a load returned them: the template that copies are made of, the bytes of the
-    opaque ones by position, and the watch over the copies, if there is one."""
+    opaque ones by position, and the watch over the copies, if there is one. ``weight`` is that of the
+    elements."""
 
     template: Template
     opaque: dict[int, bytes]
     watch: Watch | None
     refs: list[bytes]
     sizes: list[int]
+    weight: int
 
 
 @dataclass(slots=True, eq=False)
 class Elements:
-    """A list's elements as they are stored: their references, packed sizes and sources, and the cuts of the
-    list. ``last_load`` is the load that positions among the sources refer to."""
+    """A list's elements as they are stored.
+
+    Attributes:
+        refs: their references.
+        sizes: their packed sizes.
+        kept: number of the first elements that are the first ones of the last load.
+        sources: the sources of the further elements.
+        shape: the cuts of the list.
+        last_load: the load that ``kept`` and positions among the sources refer to.
+        size: packed size of the whole list in bytes.
+        weight: roughly the memory of the elements, in units of 512 bytes.
+    """
 
     refs: list[bytes]
     sizes: list[int]
+    kept: int
     sources: Sequence[Source]
     shape: ListCuts | None
     last_load: LastLoad | None
+    size: int = field(init=False)
+    weight: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Packed size of the whole list in bytes."""
-        return len(pack_array_header(len(self.refs))) + sum(self.sizes)
+    def __post_init__(self) -> None:
+        content = sum(self.sizes)
+        self.size = len(pack_array_header(len(self.refs))) + content
+        self.weight = len(self.sizes) + content // _UNIT
 
     def pack_all(self, serde: Serde) -> list[bytes]:
         """Return each element in packed form."""
-        return [s if isinstance(s, bytes) else self._pack(serde, s) for s in self.sources]
+        sources = chain(range(self.kept), self.sources)
+        return [s if isinstance(s, bytes) else self._pack(serde, s) for s in sources]
 
     def _pack(self, serde: Serde, place: int) -> bytes:
         load = self.last_load
@@ -166,9 +182,9 @@ class ThreadCache:
         weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
         for known_value in list(self.values.values()):
             if known_value.elements is not None:
-                weight += _weigh(known_value.elements.sizes)
+                weight += known_value.elements.weight
                 if (last_load := known_value.elements.last_load) is not None:
-                    weight += _weigh(last_load.sizes)
+                    weight += last_load.weight
             if known_value.payload:
                 weight += len(known_value.payload[1]) // _UNIT
         return weight
@@ -210,10 +226,6 @@ class Caches:
         with self._lock:
             if self._threads.pop(partition, None) is not None:
                 self._total -= self._weights.pop(partition)
-
-
-def _weigh(sizes: Sequence[int]) -> int:
-    return len(sizes) + sum(sizes) // _UNIT
 
 
 def count_common_start(left: list[Any], right: list[Any]) -> int:

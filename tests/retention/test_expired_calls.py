@@ -76,11 +76,11 @@ NO_LOOK = {
     "forget_thread",
     "get_next_version",
     "give_statements",
-    "is_older",
-    "load_of",
+    "is_of_older_schema",
+    "plan_early_load",
     "read_asked",
     "stored_writes",
-    "take_load",
+    "keep_early_load",
     "with_allowlist",
 }
 """Calls of a saver that look nothing up, or only what another call has found."""

@@ -32,7 +32,7 @@ from perdure.engine.retention.checkpoint_plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
 from perdure.engine.threads.steering import Taking
-from perdure.engine.threads.thread_state import View, is_older
+from perdure.engine.threads.thread_state import View, has_gone_back
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph
@@ -159,7 +159,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
         if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
             return (yield from self._get_at(self._migration.find_stored_address(at), run_id))
-        if guess is not None and is_older(guess, found.view):
+        if guess is not None and has_gone_back(guess, found.view):
             self._report_older(at.partition)
         while True:
             try:
@@ -172,14 +172,14 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
                 # The checkpoint was pruned while it was read: read the present state instead.
                 found = again
 
-    def load_of(self, thread_id: str) -> Fetch | None:
+    def plan_early_load(self, thread_id: str) -> Fetch | None:
         """Return the first request of a load of a thread's latest state, if that request is a fetch."""
         step = advance(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
         return step if isinstance(step, Fetch) else None
 
-    def take_load(self, load: Fetch, answers: Answers) -> None:
-        """Keep the answer to the request of ``load_of``, read after a run's claim, for the first load under
-        the lease."""
+    def keep_early_load(self, load: Fetch, answers: Answers) -> None:
+        """Keep the answer to the request of ``plan_early_load``, read after a run's claim, for the first load
+        under the lease."""
         self._early.add(load, answers)
 
     def _read(
@@ -257,7 +257,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         moved = yield from self._migration.moved_interrupts(at)
         return asked._replace(renamed=tuple(moved[name] for name in asked.interrupts if name in moved))
 
-    def is_older(self, record: CheckpointRecord) -> bool:
+    def is_of_older_schema(self, record: CheckpointRecord) -> bool:
         """Return True if an older schema version than this saver's has stored a checkpoint."""
         return self._migration.is_due(record)
 

@@ -148,7 +148,7 @@ class Recording:
         """Return the step that began at a checkpoint."""
         if child is not None and (record.step is None or child.step != record.step + 1):
             return Step(record=record, child=child, skipped="the checkpoints between were not kept")
-        if self._saver.is_older(record):
+        if self._saver.is_of_older_schema(record):
             return Step(record=record, child=child, skipped="an older schema version stored it")
         stored = yield from self._load_tasks([record])
         below = self._by_root.get(record.id, [])

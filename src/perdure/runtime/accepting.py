@@ -194,7 +194,7 @@ class Acceptance:
         # The run begins by loading its thread: read that with the same commit, if that is possible.
         load = None
         if saver is not None:
-            load = saver.load_of(partition.thread)
+            load = saver.plan_early_load(partition.thread)
         gets = accept_and_claim.GETS
         fetch = Fetch(partition, (*gets, *(() if load is None else load.items)))
         try:
@@ -216,7 +216,7 @@ class Acceptance:
             with self._context.report_errors(partition):
                 self._emit_accepted(accept, accepted)
                 if saver is not None and load is not None and answers is not None:
-                    saver.take_load(load, answers[len(gets) :])
+                    saver.keep_early_load(load, answers[len(gets) :])
                 self._context.queues.note_begun(partition, held.lane)
                 self._context.subscriptions.wake(partition)
                 if dispatch.is_stopping:

@@ -14,7 +14,7 @@ from perdure.engine.threads.thread_state import (
     HeadView,
     View,
     guards,
-    is_older,
+    has_gone_back,
     load_view,
     outrun_error,
     removed_checkpoint_error,
@@ -105,7 +105,7 @@ class StepPut(ABC, Generic[R]):
 
     def _load(self) -> Program[View]:
         view = yield from load_view(self.partition, self._get_guarding_namespace())
-        if self.remembered is not None and is_older(self.remembered, view):
+        if self.remembered is not None and has_gone_back(self.remembered, view):
             self.on_older(self.partition)
         return view
 

@@ -36,7 +36,7 @@ class View(NamedTuple):
         return not self.generation and self.root_head is None
 
 
-def is_older(known: View, found: View) -> bool:
+def has_gone_back(known: View, found: View) -> bool:
     """Return True if a thread is in an earlier state than the known one, because the database came back in an
     older state. A thread that is gone counts as deleted.
     """

@@ -129,7 +129,9 @@ def test_the_help_of_the_command_line_imports_only_the_commands() -> None:
     }
 
 
-@pytest.mark.parametrize("command", ["threads ls", "threads dead", "users ls"])
+@pytest.mark.parametrize(
+    "command", ["threads ls", "threads dead", "users ls", "runs ls", "questions ls", "top"]
+)
 def test_a_command_that_reads_threads_imports_no_graphs(command: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'threads.db'}"
     with perdure.connect_sync(url, migrate=True):

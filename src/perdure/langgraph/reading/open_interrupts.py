@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from langgraph.types import Interrupt
 
@@ -28,6 +28,8 @@ from perdure.model.write_records import (
 
 _INTERRUPT = "langgraph.types.Interrupt"
 _serde = PlainSerde()
+
+_ID_DIGITS = 32
 
 
 def read(partition: Partition, digest: Digester, checkpoint_id: str | None = None) -> Program[Asked]:
@@ -110,6 +112,18 @@ def interrupt_id(place: str, number: int) -> str:
         number: the number of answers that the task has.
     """
     return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
+
+
+def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return True if each answer has the id of its interrupt, by LangGraph's own rule."""
+    return (
+        isinstance(resume, Mapping)
+        and len(resume) > 0
+        and all(
+            isinstance(name, str) and len(name) == _ID_DIGITS and set(name) <= set("0123456789abcdef")
+            for name in resume
+        )
+    )
 
 
 def _read_interrupts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, PendingWrite
@@ -24,13 +24,11 @@ from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import with_lease
-from perdure.langgraph.reading.open_interrupts import interrupt_id
+from perdure.langgraph.reading.open_interrupts import interrupt_id, is_by_name
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
 from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME
-
-_ID_DIGITS = 32
 
 
 class StillToGive(NamedTuple):
@@ -122,18 +120,6 @@ async def refuse_to_ask_again(
         "it wait once, not side by side with others, and for something other than None; or let it keep "
         "checkpoints (compile it without checkpointer=False, and add it as a node in place of "
         "isolated_subgraph); or wait in a node of its own"
-    )
-
-
-def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Return True if each answer has the id of its interrupt, by LangGraph's own rule."""
-    return (
-        isinstance(resume, Mapping)
-        and len(resume) > 0
-        and all(
-            isinstance(name, str) and len(name) == _ID_DIGITS and set(name) <= set("0123456789abcdef")
-            for name in resume
-        )
     )
 
 

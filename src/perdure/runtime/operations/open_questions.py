@@ -19,6 +19,7 @@ from perdure.engine.queue.signals import Signal, signal_key
 from perdure.engine.retention.thread_expiry import read_expiry_facts
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
@@ -27,7 +28,6 @@ from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits
 from perdure.model.times import time_of
-from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.walk_by_activity import ThreadWalk

@@ -22,6 +22,7 @@ from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import NotAllowed, NotFound
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.langgraph.reading.readable_states import (
     amake_graph_without_refused,
     aread_state,
@@ -47,7 +48,6 @@ from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.interrupt_answers import (
-    is_by_name,
     refuse_to_ask_again,
     remove_unnamed,
     select_still_to_give,

@@ -34,8 +34,8 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow, Unavailable
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.runtime import Standing
-from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.options import StreamMode
 from perdure.server import error_handlers
 from perdure.server.a2a import push

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.model.runs.messages import DONE, OPEN, WAITING
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.waits import BY_WAIT, find_unanswerable, is_unanswerable
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
-from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses

@@ -57,10 +57,10 @@ def test_a_thread_that_is_found_by_words_is_shown_with_them(shell: Shell, tmp_pa
     converse(tmp_path / "t.db", "ada", 2)
     db = ("--db", "sqlite:///t.db")
     shown = shell("threads", "ls", "--words", "question 1", *db).stdout.splitlines()
-    assert shown[-1] == "  question 1 [bold]"
+    assert shown[-1] == "  human: question 1 [bold]"
     (found,) = map(
         json.loads, shell("threads", "ls", "--words", "1 question", "--json", *db).stdout.splitlines()
     )
-    assert found["excerpt"] == "question 1 [bold]"
+    assert (found["excerpt"], found["speaker"]) == ("question 1 [bold]", "human")
     (plain,) = map(json.loads, shell("threads", "ls", "--json", *db).stdout.splitlines())
     assert "excerpt" not in plain

@@ -132,6 +132,29 @@ def test_a_thread_is_removed_with_the_only_user_of_its_runs_and_stays_with_sever
     assert shell("users", "delete", "ada", "--yes", "--json").rows[0]["shared"] == ["shared"]
 
 
+def test_threads_of_a_user_are_those_of_any_of_its_runs(shell: Shell) -> None:
+    """One rule finds threads for a search, and for the removal of the user."""
+    talk(("ada", "shared", "1"), ("ada", "shared", "2"), ("bob", "shared", "3"), ("eve", "other", "1"))
+    talk(("ada", "own", "1"), (None, "own", "a reminder"))
+    for user, threads in (("ada", {"own", "shared"}), ("bob", {"shared"}), ("nobody", set())):
+        rows = shell("threads", "ls", "--user", user, "--json").rows
+        assert {row["thread_id"] for row in rows} == threads
+        assert all(row["users"] == ["ada", "bob"] for row in rows if row["thread_id"] == "shared")
+    listed = shell("threads", "ls", "--user", "ada").stdout
+    assert "shared  of ada, bob\n" in listed
+    assert "own  of ada\n" in listed
+    assert len(shell("runs", "ls", "--user", "ada", "--prefix", "shared", "--json").rows) == 2
+    assert len(shell("runs", "ls", "--user", "bob", "--json").rows) == 1
+
+
+def test_threads_and_runs_are_found_by_their_graph(shell: Shell) -> None:
+    talk(("ada", "a", "1"))
+    (run,) = shell("runs", "ls", "--json").rows
+    for name, count in ((run["graph"], 1), ("other", 0)):
+        assert len(shell("threads", "ls", "--graph", name, "--json").rows) == count
+        assert len(shell("runs", "ls", "--graph", name, "--json").rows) == count
+
+
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:
     talk(("ada", "a1", "1"), tenant="acme")
     refused = shell("users", "delete", "ada", "--yes")

@@ -12,7 +12,6 @@ from perdure.engine import versioned_documents
 from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
 from perdure.engine.versioned_documents import Versioned
-from perdure.errors import Contention, Corrupt
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
 from perdure.model.records import SERVER, Partition
@@ -20,15 +19,11 @@ from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.agents.run_user import user_of_config
-from perdure.runtime.operations.thread_search import ThreadQuery, load_user, search
+from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import ThreadRow, load_row
-from perdure.runtime.threads.user_and_title import (
-    find_user,
-    read_users,
-    user_of_options,
-)
+from perdure.runtime.threads.rows import load_row
+from perdure.runtime.threads.user_and_title import find_user, user_of_options
 
 _ASSISTANT = "assistant"
 
@@ -98,28 +93,13 @@ class UserThread(NamedTuple):
 
 
 async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[UserThread, None]:
-    """Yield the threads of a tenant by their ids, those that name a user with their other users. A thread
-    that an application created has the owner that its metadata names; any other one has the users of all of
-    its runs, not only that of the latest."""
+    """Yield the threads of a tenant by their ids, those of a user with their other users, as a search for the
+    user finds them."""
     by_id = walk._replace(is_by_id=True)
-    async with aclosing(search(by_id, ThreadQuery(), cursor)) as steps:
+    async with aclosing(search(by_id, ThreadQuery(user=user), cursor)) as steps:
         async for step in steps:
-            users = set[str]() if step.row is None else await _load_users(walk, step.row)
-            if step.row is not None and user in users:
-                yield UserThread(step.cursor, step.row.thread_id, users - {user})
-            else:
-                yield UserThread(step.cursor, None, frozenset())
-
-
-async def _load_users(walk: ThreadWalk, row: ThreadRow) -> set[str]:
-    database, partition = walk.database, Partition(walk.tenant, row.thread_id)
-    users = set[str | None]()
-    # What cannot be read does not end the removal of the other threads.
-    with suppress(Corrupt, Contention):
-        users.add(await load_user(database, partition, row))
-        if not (row.has_document and find_user(row.metadata) is not None):
-            users |= await database.arun(read_users(partition))
-    return {name for name in users if name is not None}
+            thread_id = None if step.row is None else step.row.thread_id
+            yield UserThread(step.cursor, thread_id, step.users - {user})
 
 
 async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:

@@ -3,14 +3,13 @@
 import { get } from "./api.js";
 import { announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
-import { savedFilters } from "./filters.js";
+import { changedIn, savedFilters } from "./filters.js";
 import { money } from "./steps.js";
 
 const EVERY_MS = 4000;
 const LARGEST = 50; // As many as an answer has: those that it leaves out are smaller.
 const HEADINGS = ["Thread", "Status", "Graph", "User", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
-const SPANS = [["", "any time"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"], ["30d", "the last 30 days"]];
 const SEARCHED = ["words", "user", "graph", "error", "tag", "cost", "since"]; // Conditions for which threads are read one by one.
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
@@ -23,7 +22,7 @@ export async function showThreads(main, asked) {
   const text = (name, placeholder) => make("input", { type: "search", name, value: asked[name] || "", autocomplete: "off", maxLength: 300, placeholder });
   const [words, user, graph, error, tag] = [text("words", "in a message or the title"), text("user", "user_id or owner"), text("graph", "its whole name"), text("error", "of the newest run"), text("tag", "its whole name")];
   const cost = make("input", { type: "number", name: "cost", value: asked.cost || "", min: "0", step: "any", autocomplete: "off", placeholder: "at least" });
-  const since = make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (asked.since || "") }, label)));
+  const since = changedIn(asked.since);
   const further = { words, user, graph, error, tag, cost, since };
   let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
   for (const each of [words, id, title, user, metadata]) each.size = 15;

@@ -138,7 +138,7 @@ async def search(
                     step.cursor, (), fault=_describe_fault(row.thread_id, row.fault), examined=step.examined
                 )
                 continue
-            if walk.is_by_time and query.since is not None and row.updated_at < query.since:
+            if walk.is_by_time and query.since is not None and 0 < row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
                 return
             found: tuple[FoundRun, ...] = ()

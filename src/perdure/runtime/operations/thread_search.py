@@ -187,13 +187,13 @@ async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) ->
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
     """Return True if this thread and all that follow were changed too long ago. An unreadable thread may have
-    no time."""
+    no time, and one whose first message waits has none."""
     return (
         walk.is_by_time
         and row.fault is None
         and not walk.is_oldest_first
         and query.since is not None
-        and row.updated_at < query.since
+        and 0 < row.updated_at < query.since
     )
 
 

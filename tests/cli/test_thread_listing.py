@@ -39,6 +39,8 @@ def test_the_largest_threads_come_first(shell: Shell, tmp_path: Path) -> None:
     assert sums["database_bytes"] > sums["bytes"]
     assert lines[3].split() == [f"{sums['bytes']:,}", "all,", "in", "3", "threads"]
     assert lines[4].split()[:3] == [f"{sums['database_bytes']:,}", "the", "database,"]
+    assert "the database has messages, runs, replies, events and the store, too." in lines[5]
+    assert "The bytes are those of this checkpoint's values;" in shell("threads", "show", "bob", *db).stdout
     assert shell("threads", "top", "--tenant", "none", *db).stdout.strip() == "No threads yet."
 
 

@@ -24,6 +24,7 @@ from perdure.cli.app import (
     quote_id,
     read_local_prices,
     run_coroutine,
+    say,
     warn,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, format_age, open_walk, parse_since
@@ -41,6 +42,11 @@ _AGE_WIDTH = len("9999d")
 _TITLE_MAX = 80
 _STATUS_WIDTH = len("interrupted")
 _BYTES_WIDTH = len("999,999,999,999")
+THREAD_BYTES = (
+    "A thread's bytes are those of its checkpoints, values and writes, each stored piece once; the database "
+    "has messages, runs, replies, events and the store, too."
+)
+"""What the bytes of a thread are, and why those of all threads are not the bytes of the database."""
 _UNREADABLE = "unreadable: run perdure fsck"
 
 
@@ -247,6 +253,7 @@ def top(
     typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {format_count(count, 'thread')}")
     if database_bytes is not None:
         typer.echo(f"{database_bytes:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
+    say(THREAD_BYTES)
 
 
 def _make_entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:

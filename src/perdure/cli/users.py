@@ -30,6 +30,7 @@ from perdure.cli.app import (
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import Since, open_walk, parse_since
 from perdure.cli.suggestions import Group
+from perdure.cli.thread_listing import THREAD_BYTES
 from perdure.errors import NotFound
 from perdure.model.times import to_datetime
 
@@ -136,6 +137,7 @@ def show(
     changed = "" if since is None else " (of the threads only those that changed in this time)"
     say(f"goes with {quote_id(user)}{changed}: {', '.join(goes)}")
     say(f"stays: {', '.join(stays)}")
+    say(THREAD_BYTES)
 
 
 async def _show_threads(

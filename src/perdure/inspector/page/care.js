@@ -1,7 +1,7 @@
 // Care: the schema, and examinations that go over all threads, a part at a time, until they are stopped.
 
 import { get } from "./api.js";
-import { brief, bytes, facts, field, fill, focusIfLost, hide, make, number, status, table, time } from "./dom.js";
+import { THREAD_BYTES, brief, bytes, facts, field, fill, focusIfLost, hide, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
 import { growth } from "./growth.js";
 
@@ -95,9 +95,9 @@ const nothing = (text) => make("p.quiet", {}, text);
 
 function sizes(rows, alert) {
   if (!rows.length) return nothing("No threads yet.");
-  return table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
+  return make("div", {}, make("p.quiet", {}, THREAD_BYTES), table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
     each.problem ? make("span.problem", {}, brief(each.problem)) : bytes(each.bytes), each.checkpoints === undefined ? "" : number(each.checkpoints),
-    make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))]));
+    make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))])));
 }
 
 function dead(rows) {

@@ -1,7 +1,7 @@
 // The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
 
 import { get } from "./api.js";
-import { announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
+import { THREAD_BYTES, announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { changedIn, savedFilters } from "./filters.js";
 import { money } from "./steps.js";
@@ -96,7 +96,7 @@ export async function showThreads(main, asked) {
       if (held !== null) body.querySelector(`tr[data-id="${CSS.escape(held)}"] a`)?.focus();
       const extent = place === null ? ", which is all" : " so far";
       const sum = isLimited() ? `${number(examined)} threads examined${extent}; ${count(matching, "matches", "match")}, with ${bytes(total)}.` : `${number(examined)} threads measured${extent}: ${bytes(total)}.`;
-      note.textContent = `${sum}${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
+      note.textContent = `${sum}${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""} ${THREAD_BYTES}`;
     } while (place !== null);
     hide(stop, note);
     announce(note.textContent);

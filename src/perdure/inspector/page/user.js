@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { inParts } from "./bulk.js";
-import { announce, bytes, count as several, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { THREAD_BYTES, announce, bytes, count as several, facts, field, fill, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
 import { changedIn } from "./filters.js";
 import { money, total } from "./steps.js";
@@ -69,7 +69,7 @@ export async function showUser(main, asked) {
         ["Tokens out", number(usage.output)],
         ["Cost", usage.cost === null ? null : money(usage.cost, usage.currency)],
         ["Without a price", usage.unpriced.slice(0, 5).join(", ")],
-      ]));
+      ]), make("p.quiet", {}, THREAD_BYTES));
       fill(list, threads.length ? table("Threads of the user", ["Thread", "Status", "Graph", "Activity", "Runs", "Size", "Also of", "Tokens in", "Tokens out", "Cost"], threads.map(row)) : make("p.quiet", {}, cursor === null ? (since.value ? "No thread of the user changed in this time." : "The user has no thread.") : "None so far."));
     } while (cursor !== null);
     stop.hidden = true;

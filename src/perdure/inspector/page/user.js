@@ -22,7 +22,7 @@ export async function showUser(main, asked) {
     make("p", {}, make("a", { href: address("threads", { user }) }, "← Threads")),
     make("h1", {}, `User ${user}`),
     make("p", {}, make("a", { href: address("runs", { user, state: "any" }) }, "Runs of this user")),
-    besides, make("div.row", {}, field("Changed in", since)), sums, make("div.row", {}, note, stop), list, about.permissions.includes("delete") ? removal() : null);
+    make("div.row", {}, field("Changed in", since)), sums, besides, make("div.row", {}, note, stop), list, about.permissions.includes("delete") ? removal() : null);
 
   let turn = 1;
   stop.onclick = () => {

@@ -23,12 +23,11 @@ def test_one_checkpoint_of_each_run_is_read(near: Storage) -> None:
         for name in "abcdefgh":
             builder.add_node(name, lambda state: {}).add_edge(before, name)
             before = name
-        graph = builder.compile(checkpointer=database.checkpointer())
+        graph: Any = builder.compile(checkpointer=database.checkpointer())
         for number, user in enumerate(("ada", "bob", "ada")):
             config: Any = {"configurable": {"thread_id": "t", "user_id": user}}
-            await graph.ainvoke(
-                {"messages": [("user", user)]}, {**config, "metadata": {"run_id": f"run-{number}"}}
-            )
+            config["metadata"] = {"run_id": f"run-{number}"}
+            await graph.ainvoke({"messages": [("user", user)]}, config)
         handle = handle_of(database)
         partition = Partition("", "t")
         names = await handle.arun(history.list_newest_of_runs(partition, ""))

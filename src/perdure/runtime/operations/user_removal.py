@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
-from langgraph.store.base import BaseStore
-
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import versioned_documents
 from perdure.engine.complete_reads import PAGE
@@ -17,6 +15,7 @@ from perdure.engine.queue import crons, scheduled
 from perdure.engine.threads.measure import measure
 from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Contention, Corrupt
+from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
 from perdure.model.ops import Fetch, FindThreads, Range
@@ -146,20 +145,27 @@ async def find_user_data(walk: ThreadWalk, user: str, memories: Sequence[Memory]
     return UserData(own_crons, own_assistants, memories, await find_unlisted(walk, user))
 
 
-async def describe_user_data(walk: ThreadWalk, user: str, data: UserData, store: BaseStore) -> dict[str, Any]:
+async def describe_user_data(
+    walk: ThreadWalk, user: str, data: UserData, store: PerdureStore
+) -> dict[str, Any]:
     """Return what is stored of a user beside the listed threads as JSON data: the ids of ``crons``,
     ``assistants`` and ``unlisted`` threads, and the number of ``entries`` of memories, all of which go with
     the user; and the numbers of ``items`` in the store, in namespaces with the user's id as a label, and of
     private chats with ``sessions``, which stay."""
-    entries = 0
+    entries, of_user = 0, _labels_of_user(user)
     for memory in data.memories:
         entries += len(await memory.afacts(history=True)) + len(await memory.asummaries())
+    places = [memory.namespace for memory in data.memories]
+
+    def stays(labels: tuple[str, ...]) -> bool:
+        return not of_user.isdisjoint(labels) and not any(labels[: len(at)] == at for at in places)
+
     return {
         "crons": sorted(cron.id for cron in data.crons),
         "assistants": sorted(data.assistants),
         "unlisted": sorted(data.unlisted),
         "entries": entries,
-        "items": await _count_items(user, data.memories, store),
+        "items": await store.acount_items(stays),
         "sessions": len(await walk.database.arun(_find_chats(walk.tenant, user))),
     }
 
@@ -184,31 +190,6 @@ def _count_runs(partition: Partition) -> Program[int]:
         if len(records) < PAGE:
             return count
         after = records[-1].fields["first"]
-
-
-async def _count_items(user: str, memories: Sequence[Memory], store: BaseStore) -> int:
-    """Return the number of items in namespaces that have a user among their labels and are not of the user's
-    memories."""
-    count = offset = 0
-    while True:
-        namespaces = await store.alist_namespaces(limit=PAGE, offset=offset)
-        for namespace in namespaces:
-            is_known = any(namespace[: len(each.namespace)] == each.namespace for each in memories)
-            if not is_known and not _labels_of_user(user).isdisjoint(namespace):
-                count += await _count_in(store, namespace)
-        if len(namespaces) < PAGE:
-            return count
-        offset += PAGE
-
-
-async def _count_in(store: BaseStore, namespace: tuple[str, ...]) -> int:
-    count = offset = 0
-    while True:
-        found = await store.asearch(namespace, limit=PAGE, offset=offset, refresh_ttl=False)
-        count += sum(item.namespace == namespace for item in found)
-        if len(found) < PAGE:
-            return count
-        offset += PAGE
 
 
 def _find_chats(tenant: str, user: str) -> Program[list[Partition]]:

@@ -92,10 +92,10 @@ def keepers(action: str = "delete") -> Handlers:
     """Users who may delete, or do another action with, anything but assistants."""
     auth = known()
 
-    @getattr(auth.on.assistants, action)
     async def refuse(ctx: Auth.types.AuthContext, value: Any) -> bool:
         return False
 
+    getattr(auth.on.assistants, action)(refuse)
     return Handlers(auth)
 
 

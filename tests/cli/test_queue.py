@@ -226,9 +226,11 @@ def test_what_was_given_up_takes_a_line_each_without_what_was_run_again(shell: S
     shell("retry", "ada", "--run", runs["ada"]["run"])
     assert [line.split()[0] for line in shell("dead").stdout.splitlines()] == ["bob", "refused"]
     assert [row["thread"] for row in shell("dead", "--json").rows] == ["bob", "refused"]
-    assert "(run again)" in shell("dead", "--repeated").stdout.splitlines()[0]
     asked = shell("dead", "ada", "--repeated", "--json").rows
     assert [(row["thread"], row["is_repeated"]) for row in asked] == [("ada", True)]
+    (again, _) = shell("inbox", "ada", "--json").rows
+    assert asked[0]["repeated_by"] == again["id"]
+    assert f"(run again as {again['id']})" in shell("dead", "--repeated").stdout.splitlines()[0]
     assert shell("dead", "ada").stdout == "Nothing was given up.\n"
 
 

@@ -39,6 +39,8 @@ def test_the_largest_threads_come_first(shell: Shell, tmp_path: Path) -> None:
     assert sums["database_bytes"] > sums["bytes"]
     assert lines[3].split() == [f"{sums['bytes']:,}", "all,", "in", "3", "threads"]
     assert lines[4].split()[:3] == [f"{sums['database_bytes']:,}", "the", "database,"]
+    assert "the database has messages, runs, replies, events and the store, too." in lines[5]
+    assert "The bytes are those of this checkpoint's values;" in shell("threads", "show", "bob", *db).stdout
     assert shell("threads", "top", "--tenant", "none", *db).stdout.strip() == "No threads yet."
 
 
@@ -57,10 +59,10 @@ def test_a_thread_that_is_found_by_words_is_shown_with_them(shell: Shell, tmp_pa
     converse(tmp_path / "t.db", "ada", 2)
     db = ("--db", "sqlite:///t.db")
     shown = shell("threads", "ls", "--words", "question 1", *db).stdout.splitlines()
-    assert shown[-1] == "  question 1 [bold]"
+    assert shown[-1] == "  human: question 1 [bold]"
     (found,) = map(
         json.loads, shell("threads", "ls", "--words", "1 question", "--json", *db).stdout.splitlines()
     )
-    assert found["excerpt"] == "question 1 [bold]"
+    assert (found["excerpt"], found["speaker"]) == ("question 1 [bold]", "human")
     (plain,) = map(json.loads, shell("threads", "ls", "--json", *db).stdout.splitlines())
     assert "excerpt" not in plain

@@ -15,11 +15,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import versioned_documents
+from perdure.engine import documents, versioned_documents
 from perdure.engine.queue import crons
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
-from perdure.model.records import SERVER, Partition
+from perdure.model.records import CHAT, SERVER, Partition
 from perdure.runtime import Runtime
 from tests.cli.test_operations import EVIL, Shell, shell
 
@@ -99,6 +99,55 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     assert "later" not in shell("runs", "stop", "--all").stdout
 
 
+def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell) -> None:
+    talk(("ada", "a1", "1"), ("ada", "a1", "2"), ("ada", "both", "1"), ("bob", "both", "1"), later="ada")
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        store = database.store()
+        Memory(store, "ada").remember("Likes tea.")
+        for user in ("ada", "bob"):
+            store.put(("drafts", user), "own", {"of": "the application"})
+        new = crons.Due({"thread_id": None, "user": {"identity": "ada"}}, None)
+        handle_of(database).run(crons.create(crons.place(""), "cron of ada", new, 1, 1))
+    *threads, rest = shell("users", "show", "ada", "--json").rows
+    found = {row["thread_id"]: row for row in threads}
+    assert found.keys() == {"a1", "both", "soon of ada"}
+    assert (found["a1"]["runs"], found["a1"]["others"]) == (2, [])
+    assert found["both"]["others"] == ["bob"]
+    assert rest["bytes"] == found["a1"]["bytes"] + found["soon of ada"]["bytes"] > 0
+    assert (rest["threads"], rest["shared"], rest["runs"]) == (2, 1, 2)
+    assert (rest["crons"], rest["assistants"], rest["unlisted"]) == (["cron of ada"], [], ["later of ada"])
+    assert (rest["entries"], rest["items"], rest["sessions"]) == (1, 1, 0)
+    shown = shell("users", "show", "ada").stdout
+    assert "both  stays, as it is also of bob\n" in shown
+    assert "stays: 1 shared thread, 1 item in the store, sessions of 0 private chats\n" in shown
+    recent = shell("users", "show", "ada", "--since", "2020-01-01", "--json").rows
+    # A thread whose first message waits has no time, and ends no search.
+    assert {row["thread_id"] for row in recent[:-1]} == {"a1", "both"}
+    assert [
+        row["thread_id"] for row in shell("threads", "ls", "--since", "1h", "-n", "9", "--json").rows
+    ] == [row["thread_id"] for row in recent[:-1]]
+    assert len(shell("runs", "ls", "--since", "1h", "--json").rows) == 4
+    assert len(shell("users", "show", "ada", "--since", "2999-01-01", "--json").rows) == 1
+    (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
+    # The same counts, as both are made from the same.
+    assert done["threads"] == rest["threads"] + len(rest["unlisted"])
+    assert (done["crons"], done["entries"], done["shared"]) == (1, rest["entries"], ["both"])
+    *threads, rest = shell("users", "show", "ada", "--json").rows
+    assert [row["thread_id"] for row in threads] == ["both"]
+    assert (rest["threads"], rest["crons"], rest["unlisted"], rest["entries"]) == (0, [], [], 0)
+    assert rest["items"] == 1
+
+
+def test_the_sessions_of_a_private_chat_are_those_of_its_user(shell: Shell) -> None:
+    talk(("telegram:7", "a", "1"))
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        for chat in ("telegram:7::", "telegram:7:3:", "telegram:70::", "telegram:-1:7:"):
+            place = Partition("", f"{CHAT}{chat}", SERVER)
+            handle_of(database).run(documents.change(place, "channel", "sessions", lambda _: {}, 1, 1))
+    for user, count in (("telegram:7", 2), ("telegram", 0), ("telegram:-1:7", 0)):
+        assert shell("users", "show", user, "--json").rows[-1]["sessions"] == count
+
+
 def test_a_log_that_is_in_use_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     talk(("ada", "a1", "1"))
     monkeypatch.setattr("perdure.storage.sqlite.driver._CUT_MS", 20)
@@ -132,6 +181,29 @@ def test_a_thread_is_removed_with_the_only_user_of_its_runs_and_stays_with_sever
     assert shell("users", "delete", "ada", "--yes", "--json").rows[0]["shared"] == ["shared"]
 
 
+def test_threads_of_a_user_are_those_of_any_of_its_runs(shell: Shell) -> None:
+    """One rule finds threads for a search, and for the removal of the user."""
+    talk(("ada", "shared", "1"), ("ada", "shared", "2"), ("bob", "shared", "3"), ("eve", "other", "1"))
+    talk(("ada", "own", "1"), (None, "own", "a reminder"))
+    for user, threads in (("ada", {"own", "shared"}), ("bob", {"shared"}), ("nobody", set())):
+        rows = shell("threads", "ls", "--user", user, "--json").rows
+        assert {row["thread_id"] for row in rows} == threads
+        assert all(row["users"] == ["ada", "bob"] for row in rows if row["thread_id"] == "shared")
+    listed = shell("threads", "ls", "--user", "ada").stdout
+    assert "shared  of ada, bob\n" in listed
+    assert "own  of ada\n" in listed
+    assert len(shell("runs", "ls", "--user", "ada", "--prefix", "shared", "--json").rows) == 2
+    assert len(shell("runs", "ls", "--user", "bob", "--json").rows) == 1
+
+
+def test_threads_and_runs_are_found_by_their_graph(shell: Shell) -> None:
+    talk(("ada", "a", "1"))
+    (run,) = shell("runs", "ls", "--json").rows
+    for name, count in ((run["graph"], 1), ("other", 0)):
+        assert len(shell("threads", "ls", "--graph", name, "--json").rows) == count
+        assert len(shell("runs", "ls", "--graph", name, "--json").rows) == count
+
+
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:
     talk(("ada", "a1", "1"), tenant="acme")
     refused = shell("users", "delete", "ada", "--yes")
@@ -142,5 +214,6 @@ def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:
         Memory(database.store(), "eve").remember("Likes tea.")
     assert "pass --tenant acme" in shell("users", "delete", "eve", "--yes").stderr
     assert shell("users", "delete", "bob", "--yes").stdout.startswith("bob: 0 threads")
+    assert "pass --tenant acme" in shell("users", "show", "ada").stderr
     (done,) = shell("users", "delete", "ada", "--yes", "--tenant", "acme", "--json").rows
     assert done["threads"] == 1

@@ -76,8 +76,8 @@ class Restricted(LocalAccess):
 
 
 class Site:
-    def __init__(self, client: httpx.AsyncClient, runtime: Runtime, desk: Desk) -> None:
-        self.client, self.runtime, self.desk = client, runtime, desk
+    def __init__(self, client: httpx.AsyncClient, runtime: Runtime, desk: Desk, url: str) -> None:
+        self.client, self.runtime, self.desk, self.url = client, runtime, desk, url
 
     async def get(self, view: str, status: int = 200, /, **asked: Any) -> Any:
         response = await self.client.get(f"/inspect/api/{view}", params=asked)
@@ -126,7 +126,7 @@ async def site(
             access = kind(handle_of(database), "", runtime=runtime, allowed=allowed)
             transport = httpx.ASGITransport(app=create_app(access), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-                yield Site(client, runtime, desk)
+                yield Site(client, runtime, desk, url)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -169,6 +169,13 @@ async def test_failed_runs_are_shown_by_error_and_run_again(backend: str) -> Non
         assert (await found.get("runs", stands="1"))["runs"] == []
         (repeated,) = (await found.get("runs", state="failed", id="t1"))["runs"]
         assert (repeated["is_repeated"], repeated["stands"]) == (True, False)
+        assert (await found.get("scan", what="dead"))["rows"] == []
+        dead = {
+            each["thread_id"]: each for each in (await found.get("scan", what="dead", repeated="1"))["rows"]
+        }
+        assert dead.keys() == {"t0", "t1", "t2"}
+        assert (dead["t1"]["is_repeated"], dead["t1"]["repeated_by"]) == (True, one["run_id"])
+        await found.get("scan", 422, what="dead", repeated="x")
         detail = await found.get("run", id="t1", run=one["run_id"])
         assert (detail["repeats"], detail["state"]) == (run_id, "done")
         log = [(each["action"], each["thread_id"]) for each in (await found.get("log"))["entries"]]
@@ -233,7 +240,8 @@ async def test_threads_are_found_by_what_is_known_of_them(backend: str) -> None:
         assert await search(words="about", id="t1") == ["t1"]
         assert await search(since="1h", metadata='{"user_id": "ada"}') == ["t1"]
         page = await found.get("threads", words="moon and")
-        assert page["threads"][0]["excerpt"] == "about the moon and the tides"
+        (thread,) = page["threads"][:1]
+        assert (thread["excerpt"], thread["speaker"]) == ("about the moon and the tides", "ai")
         for wrong in (
             {"words": "x" * 301},
             {"since": "soon"},

@@ -7,8 +7,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+import apsw
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -524,6 +527,10 @@ def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: 
     status = page.get_by_role("status")
     status.get_by_text("2 threads of the user in 2 examined, which are all.").wait_for()
     assert page.locator("dd").first.inner_text() == "2"
+    page.locator("dt", has_text="Stays: items in the store").wait_for()
+    page.get_by_label("Changed in").select_option("1h")
+    page.wait_for_url("**since=1h")
+    status.get_by_text("2 threads of the user in 2 examined, which are all.").wait_for()
     sound(page)
     summary = page.locator("summary", has_text="Delete everything of the user")
     summary.focus()
@@ -542,6 +549,17 @@ def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: 
     sound(page)
     page.get_by_role("link", name="Log").click()
     page.locator("tbody td", has_text="delete-user").wait_for()
+
+
+def test_a_log_that_may_hold_a_removed_user_is_named(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    page.goto(f"{address}#/user?user={quote(HOSTILE)}")
+    page.locator("summary", has_text="Delete everything of the user").click()
+    page.get_by_label("Type the user's id to confirm").fill(HOSTILE)
+    with closing(apsw.Connection(stage.url.removeprefix("sqlite:///"))) as reader:
+        reader.execute("BEGIN; SELECT * FROM perdure_thread").fetchall()
+        page.keyboard.press("Enter")
+        page.get_by_role("status").get_by_text("what was removed stays in its log").wait_for()
 
 
 def test_times_of_nodes_that_are_not_whole_say_so(page: Page, stage: Stage, address: str) -> None:

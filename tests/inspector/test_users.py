@@ -6,8 +6,10 @@ Covers perdure.inspector.users, perdure.runtime.operations.user_removal.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
+import apsw
 import pytest
 from langgraph.store.base import PutOp
 
@@ -45,6 +47,13 @@ async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
         page = await found.get("user", user="ada")
         assert page["examined"] == 3
         assert {each["usage"]["calls"] for each in page["threads"]} == {0}
+        assert [(each["runs"], each["others"]) for each in page["threads"]] == [(1, []), (1, [])]
+        assert all(each["bytes"] > 0 for each in page["threads"])
+        nothing = {"crons": [], "assistants": [], "unlisted": [], "entries": 0, "items": 0, "sessions": 0}
+        assert page["stored"] == nothing
+        assert (await found.get("user", user="ada", since="1h"))["threads"] == page["threads"]
+        assert (await found.get("user", user="ada", before=str(10**15)))["threads"] == []
+        await found.get("user", 422, user="ada", since="soon")
         assert await threads_of(found, "nobody") == []
         for wrong in ({}, {"user": ""}, {"user": "x" * 301}, {"user": "ada", "cursor": "x"}):
             await found.get("user", 422, **wrong)
@@ -52,6 +61,7 @@ async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
         for user in ("ada", "bob"):
             await found.say(f"of {user}", "hello", user)
         assert (await threads_of(found, "ada"), await threads_of(found, "bob")) == (["of ada"], [])
+        assert (await found.get("user", user="ada"))["stored"] is None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -82,11 +92,15 @@ async def test_nothing_of_a_removed_user_is_left(
         for wrong in ({}, {"user": HOSTILE}, {"user": HOSTILE, "confirm": "bob"}, {"user": 1, "confirm": 1}):
             await found.act("delete-user", 422, **wrong)
         await found.act("delete-user", 422, user=HOSTILE, confirm=HOSTILE, cursor="x")
+        stored = (await found.get("user", user=HOSTILE))["stored"]
+        assert (len(stored["crons"]), len(stored["assistants"]), len(stored["unlisted"])) == (1, 1, 1)
+        assert (stored["entries"], stored["items"]) == (1, 0)
         sums = dict.fromkeys(("threads", "shared", "crons", "assistants", "entries", "refused"), 0)
         cursor, requests = "", 0
         while cursor is not None:
             done = await found.act("delete-user", user=HOSTILE, confirm=HOSTILE, cursor=cursor)
             cursor, requests = done.pop("cursor"), requests + 1
+            assert done.pop("is_in_log") is False
             sums = {name: sums[name] + count for name, count in done.items()}
         assert (requests > 1) == (seconds == 0)
         assert sums == {"threads": 4, "shared": 0, "crons": 1, "assistants": 1, "entries": 1, "refused": 0}
@@ -111,6 +125,17 @@ async def test_a_user_is_removed_by_those_who_may_delete_every_thread() -> None:
             await found.say("t", "hello", "ada")
             await found.act("delete-user", 403, user="ada", confirm="ada")
             assert await threads_of(found, "ada") == ["t"]
+
+
+@within_two_minutes
+async def test_a_log_that_may_hold_what_was_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.storage.sqlite.driver._CUT_MS", 20)
+    async with site("sqlite") as found:
+        await found.say("t", "hello", "ada")
+        with closing(apsw.Connection(found.url.removeprefix("sqlite:///"))) as reader:
+            reader.execute("BEGIN; SELECT * FROM perdure_thread").fetchall()
+            done = await found.act("delete-user", user="ada", confirm="ada")
+        assert (done["threads"], done["is_in_log"], done["cursor"]) == (1, True, None)
 
 
 @within_two_minutes

@@ -88,6 +88,9 @@ def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:
         yield "threads", {"status": status}
     yield "threads", {"id": names.idle[:8]}
     yield "threads", {"words": "e"}
+    yield "threads", {"user": "alice"}
+    yield "threads", {"graph": "chat"}
+    yield "scan", {"what": "dead", "repeated": "1"}
     yield "runs", {"stands": "1"}
     yield "threads", {"metadata": json.dumps({"title": SECRET_OF_ALICE})}
 

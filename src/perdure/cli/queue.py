@@ -123,7 +123,7 @@ def dead(
     ] = None,
     *,
     repeated: Annotated[
-        bool, typer.Option("--repeated", help="List failed runs that were run again, too")
+        bool, typer.Option("--repeated", help="List failed runs that were run again, too, and as which run")
     ] = False,
     place: DataPlace,
     text: Text = False,
@@ -138,7 +138,7 @@ def dead(
     from rich.progress import track
 
     from perdure.engine.queue import inbox as inboxes
-    from perdure.engine.queue.retries import find_repeated
+    from perdure.engine.queue.retries import find_repetitions
 
     rows: list[dict[str, Any]] = []
     with open_database(place) as database:
@@ -149,9 +149,15 @@ def dead(
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])
             name = partition.thread
-            again = handle_in(database).run(find_repeated(partition, [run.id for run in found.runs]))
+            again = handle_in(database).run(find_repetitions(partition, [run.id for run in found.runs]))
             rows += [
-                {"thread": name, "what": "run", **_describe_run(run), "is_repeated": run.id in again}
+                {
+                    "thread": name,
+                    "what": "run",
+                    **_describe_run(run),
+                    "is_repeated": run.id in again,
+                    "repeated_by": again.get(run.id),
+                }
                 for run in found.runs
                 if repeated or run.id not in again
             ]
@@ -177,7 +183,8 @@ def _format_given_up(row: dict[str, Any], text: bool) -> str:
     if row["channel"]:
         line += f"  to {quote_id(row['channel'])}"
     if row.get("is_repeated"):
-        line += "  (run again)"
+        again = f" as {row['repeated_by']}" if row["repeated_by"] else ""
+        line += f"  (run again{again})"
     if row["error"]:
         line += f"  {cut_message(row['error'])}"
     if text and "payload" in row:

@@ -106,13 +106,14 @@ Since = Annotated[
 User = Annotated[
     str | None,
     typer.Option(
-        help="Only threads of this user, as their metadata names one: user_id, langgraph_auth_user_id, owner "
-        "or user"
+        help="Only what is of this user: the owner of the thread in its metadata (user_id, "
+        "langgraph_auth_user_id, owner or user), or else the user of the run"
     ),
 ]
 ErrorText = Annotated[
     str | None, typer.Option("--error", help="Only errors whose type or message contains this text")
 ]
+GraphName = Annotated[str | None, typer.Option("--graph", help="Only runs of this graph")]
 GraphVersion = Annotated[
     str | None, typer.Option("--graph-version", help="Only runs of this version of their graph")
 ]
@@ -160,6 +161,7 @@ def list_runs(
     user: User = None,
     since: Since = None,
     error: ErrorText = None,
+    graph: GraphName = None,
     version: GraphVersion = None,
     prefix: Prefix = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The maximum number, newest first")] = 30,
@@ -188,7 +190,12 @@ def list_runs(
     with open_walk(place, prefix) as found:
         state = "failed" if by_error else status
         query = RunQuery(
-            state=state, user=user, since=parse_since(since, found.now), error=error, version=version
+            state=state,
+            user=user,
+            since=parse_since(since, found.now),
+            error=error,
+            graph=graph,
+            version=version,
         )
         if by_error:
             groups = run_coroutine(_load_groups(found.walk, query))
@@ -327,6 +334,7 @@ def rerun(
     since: Since = None,
     error: ErrorText = None,
     user: User = None,
+    graph: GraphName = None,
     prefix: Prefix = "",
     place: DataPlace,
     as_json: AsJson = False,
@@ -343,8 +351,8 @@ def rerun(
 
     if (run_id is None) == (not failed):
         raise typer.BadParameter("name one run by its id, or pass --failed for all")
-    if run_id is not None and (since or error or user or prefix):
-        raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
+    if run_id is not None and (since or error or user or graph or prefix):
+        raise typer.BadParameter("--since, --error, --user, --graph and --prefix are for --failed")
     if run_id is not None and dry_run:
         raise typer.BadParameter("--dry-run is for --failed; `perdure runs show` says what one run would do")
     if failed and thread is not None:
@@ -355,7 +363,8 @@ def rerun(
             one = Partition(place.tenant, detail.found.thread_id)
             print_rerun(repeat_one(found.database, one, run_id), as_json)
             return
-        query = run_search.RunQuery(user=user, since=parse_since(since, found.now), error=error)
+        earliest = parse_since(since, found.now)
+        query = run_search.RunQuery(user=user, since=earliest, error=error, graph=graph)
         if dry_run:
             groups = run_coroutine(_load_groups(found.walk, query._replace(state="failed", stands=True)))
             print_all(groups, as_json, _print_group, "No failed run would run again.")

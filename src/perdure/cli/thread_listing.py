@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -24,9 +24,10 @@ from perdure.cli.app import (
     quote_id,
     read_local_prices,
     run_coroutine,
+    say,
     warn,
 )
-from perdure.cli.runs import ErrorText, Prefix, Since, User, format_age, open_walk, parse_since
+from perdure.cli.runs import ErrorText, Prefix, Since, format_age, open_walk, parse_since
 from perdure.cli.thread_steps import money
 from perdure.errors import Contention, Corrupt
 from perdure.model.times import to_datetime
@@ -41,6 +42,11 @@ _AGE_WIDTH = len("9999d")
 _TITLE_MAX = 80
 _STATUS_WIDTH = len("interrupted")
 _BYTES_WIDTH = len("999,999,999,999")
+THREAD_BYTES = (
+    "A thread's bytes are those of its checkpoints, values and writes, each stored piece once; the database "
+    "has messages, runs, replies, events and the store, too."
+)
+"""What the bytes of a thread are, and why those of all threads are not the bytes of the database."""
 _UNREADABLE = "unreadable: run perdure fsck"
 
 
@@ -63,7 +69,16 @@ def list_threads(
     status: Annotated[
         str | None, typer.Option(help="idle, busy, interrupted or error", callback=_check_status)
     ] = None,
-    user: User = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="Only threads of this user: the owner in their metadata, or a user of any of their runs"
+        ),
+    ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(help="Only threads of this graph, as their metadata or their newest run names it"),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Only titles that contain this")] = None,
     words: Annotated[
         str | None, typer.Option(help="Only conversations with all of these words in a message, or the title")
@@ -107,6 +122,7 @@ def list_threads(
         query = ThreadQuery(
             title=title,
             user=user,
+            graph=graph,
             error=error,
             tag=tag,
             since=parse_since(since, found.now),
@@ -123,8 +139,10 @@ def list_threads(
                 entry = _make_entry(row, size, sizes)
                 if match.cost is not None:
                     entry |= {"cost": match.cost, "currency": prices.currency}
+                if user is not None:
+                    entry["users"] = sorted(match.users)
                 if words is not None:
-                    entry["excerpt"] = match.excerpt
+                    entry |= {"excerpt": match.excerpt, "speaker": match.speaker}
                 print_json(entry)
                 return
             if number == 1:
@@ -132,16 +150,17 @@ def list_threads(
                 if sizes:
                     measured = f"{'bytes':>{_BYTES_WIDTH}}  "
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
-            line = _format_thread(row, found.now, size, sizes)
+            line = _format_thread(row, found.now, size, sizes, match.users)
             if match.cost is not None:
                 line += f"  cost {money(match.cost, prices.currency)}"
             typer.echo(line)
             if match.excerpt:
-                typer.echo(f"  {make_legible(match.excerpt)}")
+                said_by = f"{make_legible(match.speaker)}: " if match.speaker else ""
+                typer.echo(f"  {said_by}{make_legible(match.excerpt)}")
 
         count = run_coroutine(_list_matching(walk, query, limit, show))
     if not count and not as_json:
-        has_conditions = any((status, user, title, words, error, tag, since, prefix, cost is not None))
+        has_conditions = any((status, user, graph, title, words, error, tag, since, prefix, cost is not None))
         out.print("No thread matches." if has_conditions else "No threads yet.")
 
 
@@ -164,7 +183,8 @@ async def _list_matching(
     return count
 
 
-def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
+def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool, users: Set[str]) -> str:
+    """Return a thread on one line, with ``users`` or else the one whom its metadata name."""
     from perdure.runtime.threads.user_and_title import find_title, find_user
 
     shown = _UNREADABLE if row.fault is not None else row.status
@@ -177,8 +197,10 @@ def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool) -> s
     line += quote_id(row.thread_id)
     if title := find_title(row.metadata):
         line += f"  {make_legible(title[:_TITLE_MAX])}"
-    if (user := find_user(row.metadata)) is not None:
-        line += f"  of {quote_id(user)}"
+    if not users and (user := find_user(row.metadata)) is not None:
+        users = {user}
+    if users:
+        line += f"  of {', '.join(map(quote_id, sorted(users)))}"
     return line
 
 
@@ -231,6 +253,7 @@ def top(
     typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {format_count(count, 'thread')}")
     if database_bytes is not None:
         typer.echo(f"{database_bytes:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
+    say(THREAD_BYTES)
 
 
 def _make_entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def show(
             length = str(channel.length)
         table.add_row(escape(quote_id(channel.name)), f"{channel.size:,}", length)
     out.print(table)
+    say("The bytes are those of this checkpoint's values; checkpoints share what did not change.")
     for task, name, _ in view.pending:
         out.print(f"written by the next step: task {task} to {escape(quote_id(name))}")
     print_way(way, is_latest=checkpoint is None)

@@ -1,8 +1,8 @@
-"""Commands on the users of threads: what they use, and the removal of everything of a user."""
+"""Commands on the users of threads: what they use, what is stored of one, and the removal of all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -28,17 +28,19 @@ from perdure.cli.app import (
     warn,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
-from perdure.cli.runs import open_walk
+from perdure.cli.runs import Since, open_walk, parse_since
 from perdure.cli.suggestions import Group
+from perdure.cli.thread_listing import THREAD_BYTES
 from perdure.errors import NotFound
+from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.runtime.operations.user_removal import RemovalTerms
+    from perdure.runtime.operations.user_removal import RemovalTerms, UserData
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 users = typer.Typer(
-    cls=Group, help="Look at what users use, and remove everything of one.", no_args_is_help=True
+    cls=Group, help="Look at what users use and what is stored of one, and remove it.", no_args_is_help=True
 )
 
 
@@ -75,6 +77,92 @@ def list_users(last: Last = Period.DAY, *, place: DataPlace, as_json: AsJson = F
     print_table(found, as_json, table, row, f"No runs of users in the last {last}.")
 
 
+def show(
+    user: Annotated[str, typer.Argument(help="The user's id", callback=check_user)],
+    *,
+    since: Since = None,
+    place: DataPlace,
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is stored of a user, and what of it `perdure users delete` would remove.
+
+    Threads come with their runs and bytes, and with the other users for whom they stay; --since limits them
+    to those that changed. Each is read to measure it. The bytes are those of checkpoints, values and writes.
+    Items in the store that have the user's id as a label of their namespace, and the sessions of private
+    chats, stay. With --json the rest is in the last line.
+    """
+    from perdure.runtime.operations.user_removal import describe_user_data
+
+    place = place.with_key()
+    with open_walk(place) as found, open_store(place) as kept:
+        data = _find_data(found.walk, kept, user)
+        sums = {"threads": 0, "shared": 0, "runs": 0, "bytes": 0}
+
+        def print_thread(entry: dict[str, Any]) -> None:
+            sums["shared" if entry["others"] else "threads"] += 1
+            sums["runs"] += 0 if entry["others"] else entry["runs"]
+            sums["bytes"] += 0 if entry["others"] else entry["bytes"] or 0
+            if as_json:
+                print_json(entry)
+                return
+            size = "?" if entry["bytes"] is None else f"{entry['bytes']:,}"
+            line = f"{entry['status']:<11}  {format_count(entry['runs'], 'run'):>9}  {size:>15} bytes"
+            line += f"  {quote_id(entry['thread_id'])}"
+            if entry["others"]:
+                line += f"  stays, as it is also of {', '.join(map(quote_id, entry['others']))}"
+            say(line)
+
+        earliest = parse_since(since, found.now)
+        run_coroutine(_show_threads(found.walk, user, earliest, print_thread))
+        if since is None and not (sums["threads"] or sums["shared"]):
+            _refuse_elsewhere(found.database, kept, place.tenant, user, data)
+        stored = run_coroutine(describe_user_data(found.walk, user, data, kept.store()))
+    if as_json:
+        print_json({"user": user, **sums, **stored})
+        return
+    size = f"{format_count(sums['runs'], 'run')} and {format_count(sums['bytes'], 'byte')}"
+    goes = [f"{format_count(sums['threads'], 'thread')} with {size}"]
+    if stored["unlisted"]:
+        goes.append(f"{format_count(len(stored['unlisted']), 'thread')} that had not begun")
+    goes += [
+        format_count(len(stored["crons"]), "cron"),
+        format_count(len(stored["assistants"]), "assistant"),
+        f"memories: {stored['entries']:,}",
+    ]
+    stays = [
+        format_count(sums["shared"], "shared thread"),
+        f"{format_count(stored['items'], 'item')} in the store",
+        f"sessions of {format_count(stored['sessions'], 'private chat')}",
+    ]
+    changed = "" if since is None else " (of the threads only those that changed in this time)"
+    say(f"goes with {quote_id(user)}{changed}: {', '.join(goes)}")
+    say(f"stays: {', '.join(stays)}")
+    say(THREAD_BYTES)
+
+
+async def _show_threads(
+    walk: ThreadWalk, user: str, since: int | None, show_one: Callable[[dict[str, Any]], None]
+) -> None:
+    """Describe the threads of a user, each by ``show_one``."""
+    from perdure.runtime.operations.thread_search import ThreadQuery, search
+    from perdure.runtime.operations.user_removal import describe_user_thread
+
+    async with aclosing(search(walk, ThreadQuery(user=user, since=since))) as steps:
+        async for step in steps:
+            if step.row is None:
+                continue
+            thread_id, others = step.row.thread_id, step.users - {user}
+            changed = to_datetime(step.row.updated_at).isoformat() if step.row.updated_at else None
+            show_one(
+                {
+                    "thread_id": thread_id,
+                    "status": step.row.status,
+                    "updated_at": changed,
+                    **await describe_user_thread(walk, thread_id, others),
+                }
+            )
+
+
 def delete(
     user: Annotated[str, typer.Argument(help="The user's id", callback=check_user)],
     yes: Yes = False,
@@ -95,45 +183,31 @@ def delete(
     itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
     empty the database's log, which holds what was removed. Safe to interrupt and to run again.
     """
-    from perdure.memory import Memory
-    from perdure.memory.memory import find_roots
-    from perdure.memory.users import ROOT
-    from perdure.runtime.operations.user_removal import (
-        RemovalTerms,
-        find_assistants,
-        find_crons,
-        find_unlisted,
-    )
+    from perdure.runtime.operations.user_removal import RemovalTerms
 
     place = place.with_key()
     with open_walk(place) as found, open_store(place) as kept:
-        handle = handle_in(found.database)
-        own_crons = run_coroutine(find_crons(handle, place.tenant, user))
-        own_assistants = run_coroutine(find_assistants(handle, place.tenant, user))
-        unlisted = run_coroutine(find_unlisted(found.walk, user))
+        data = _find_data(found.walk, kept, user)
         listed = run_coroutine(_find_threads(found.walk, user))
         shared = sorted(thread_id for thread_id, others in listed.items() if others)
-        own_threads = (listed.keys() - set(shared)) | unlisted
-        roots = find_roots(kept.store(), user)
-        if not place.tenant and not (own_crons or own_assistants or listed or unlisted or roots):
-            _refuse_elsewhere(found.database, kept, user)
-        rest = f"{format_count(len(own_crons), 'cron')} and {format_count(len(own_assistants), 'assistant')}"
+        own_threads = (listed.keys() - set(shared)) | data.unlisted
+        if not listed:
+            _refuse_elsewhere(found.database, kept, place.tenant, user, data)
+        crons, assistants = len(data.crons), len(data.assistants)
+        rest = f"{format_count(crons, 'cron')} and {format_count(assistants, 'assistant')}"
         counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
-        saver, store = found.database.checkpointer(), kept.store()
+        saver = found.database.checkpointer()
 
         async def remove_thread(thread_id: str) -> bool:
             await saver.adelete_thread(thread_id)
             return True
 
         terms = RemovalTerms(
-            own_crons,
-            own_assistants,
-            [Memory(store, user, root=root) for root in {ROOT, *roots}],
+            data,
             remove_thread,
             remove_thread,
-            unlisted,
             partial(_end_runs, found.walk, user),
         )
         threads, known, is_in_log = run_coroutine(_remove(found.walk, user, terms))
@@ -143,7 +217,7 @@ def delete(
             "few megabytes, or end. Run this again later to empty the log."
         )
     if as_json:
-        counts = {"threads": threads, "crons": len(own_crons), "assistants": len(own_assistants)}
+        counts = {"threads": threads, "crons": crons, "assistants": assistants}
         print_json({"user": user, **counts, "entries": known, "shared": shared})
         return
     entries = "nothing was known" if not known else f"{known} entries of what was known"
@@ -188,13 +262,30 @@ async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) 
     return found
 
 
-def _refuse_elsewhere(database: SyncDatabase, kept: SyncDatabase, user: str) -> None:
-    """Raise ``NotFound`` if a tenant has threads or memories of the user: no tenant was named, and an empty
-    result would be taken for an answer about all tenants."""
+def _find_data(walk: ThreadWalk, kept: SyncDatabase, user: str) -> UserData:
+    """Return what goes with a user beside the listed threads."""
+    from perdure.memory import Memory
+    from perdure.memory.memory import find_roots
+    from perdure.memory.users import ROOT
+    from perdure.runtime.operations.user_removal import find_user_data
+
+    store = kept.store()
+    memories = [Memory(store, user, root=root) for root in sorted({ROOT, *find_roots(store, user)})]
+    return run_coroutine(find_user_data(walk, user, memories))
+
+
+def _refuse_elsewhere(
+    database: SyncDatabase, kept: SyncDatabase, tenant: str, user: str, data: UserData
+) -> None:
+    """Raise ``NotFound`` if no tenant was named, nothing of the user is stored without one, and a tenant has
+    threads or memories of the user: an empty result would be taken for an answer about all tenants."""
     from perdure import admin
+    from perdure.memory.memory import find_roots
     from perdure.memory.users import ROOT
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
+    if tenant or data.crons or data.assistants or data.unlisted or find_roots(kept.store(), user):
+        return
     handle = handle_in(database)
     names = sorted(filter(None, admin.tenants(database)))
     others = [name for name in names if run_coroutine(_find_threads(ThreadWalk(handle, name), user, 1))]
@@ -208,4 +299,5 @@ def _refuse_elsewhere(database: SyncDatabase, kept: SyncDatabase, user: str) -> 
 
 
 add_listing(users, list_users)
+users.command()(show)
 users.command()(delete)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from langgraph.pregel import Pregel
 
@@ -27,6 +27,10 @@ Sees = Callable[[Mapping[str, Any]], bool]
 
 PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "export", "replay")
 """Permissions of the actions, each granted on its own."""
+
+
+DataRight = Literal["read", "delete"]
+"""What a viewer does with a user's data other than threads."""
 
 
 class InterruptAnswer(NamedTuple):
@@ -144,14 +148,15 @@ class Access(Protocol):
         """The graphs that run here, whose memories of a user are removed with the user."""
         ...
 
-    async def authorize_user_removal(
+    async def authorize_user_data(
         self,
+        right: DataRight,
         cron_ids: Sequence[str],
         assistant_ids: Sequence[str],
         namespaces: Sequence[tuple[str, ...]],
     ) -> None:
-        """Raise unless the viewer may remove a user's data other than threads: these crons and assistants,
-        and the items in these namespaces of the store."""
+        """Raise unless the viewer may read, or delete, a user's data other than threads: these crons and
+        assistants, and the items in these namespaces of the store."""
         ...
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
@@ -306,13 +311,14 @@ class LocalAccess:
     def agents(self) -> Iterable[Agent]:
         return () if self._all_tenants_runtime is None else self._all_tenants_runtime.graphs.values()
 
-    async def authorize_user_removal(
+    async def authorize_user_data(
         self,
+        right: DataRight,
         cron_ids: Sequence[str],
         assistant_ids: Sequence[str],
         namespaces: Sequence[tuple[str, ...]],
     ) -> None:
-        if "delete" not in await self.permissions():
+        if right == "delete" and "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:

@@ -54,7 +54,8 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
             ``title`` (a part of a thread's title, in any case), ``status``, ``sort`` (``activity``,
             ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` threads are
             ordered by id or, if ``sort`` says so, by ``size``; other orders are refused. Further
-            conditions are ``words`` of the conversation, ``user``, ``error`` of the newest run, ``tag``,
+            conditions are ``words`` of the conversation, ``user`` (one of the users of its runs, or its only
+            owner), ``graph``, ``error`` of the newest run, ``tag``,
             ``cost`` (the least cost of the calls of models, in the currency of the prices), ``since`` (a span
             such as ``1h``, or a time in microseconds since 1970) and ``before`` (such a time); with one of
             them threads are ordered by activity, on databases without a listing by id.
@@ -65,8 +66,8 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         (``None`` if it cannot be measured), and the ``bytes`` of all matching threads that were examined. So
         the largest threads of all pages are the largest of all, and the sum of the pages' ``bytes`` is the
         size of all threads. With a further condition, a page also has the number of threads ``examined``,
-        and each thread an ``excerpt`` of the message with the words and, if the condition is a ``cost``, its
-        ``cost`` with the ``currency``.
+        and each thread an ``excerpt`` of the message with the words and its ``speaker``. If the condition is
+        a ``user``, it has all its ``users``, and if it is a ``cost``, its ``cost`` with the ``currency``.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -127,7 +128,7 @@ async def _list_by_time(
     return {"threads": page, "cursor": cursor}
 
 
-_SEARCHED = ("words", "user", "error", "tag", "cost", "since", "before")
+_SEARCHED = ("words", "user", "graph", "error", "tag", "cost", "since", "before")
 
 
 async def _search(
@@ -144,6 +145,7 @@ async def _search(
     query = ThreadQuery(
         title=read_text(asked, "title"),
         user=read_text(asked, "user"),
+        graph=read_text(asked, "graph"),
         metadata=metadata or None,
         error=read_text(asked, "error"),
         tag=read_text(asked, "tag"),
@@ -163,7 +165,9 @@ async def _search(
         async for step in steps:
             examined += step.examined
             if step.row is not None:
-                about = {**describe_thread(step.row), "excerpt": step.excerpt}
+                about = {**describe_thread(step.row), "excerpt": step.excerpt, "speaker": step.speaker}
+                if query.user is not None:
+                    about["users"] = sorted(step.users)
                 if step.cost is not None:
                     about |= {"cost": step.cost, "currency": access.prices.currency}
                 found.append(about)

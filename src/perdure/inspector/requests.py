@@ -26,6 +26,15 @@ def read_text(asked: Mapping[str, str], name: str) -> str | None:
     return value
 
 
+def read_flag(asked: Mapping[str, str], name: str) -> bool:
+    """Return True for ``1`` in a request, False for ``0`` or without it; raise ``BadSetting`` for anything
+    else."""
+    text = asked.get(name) or "0"
+    if text not in ("0", "1"):
+        raise BadSetting(f"{name} is 1 or 0, not {text[:40]!r}")
+    return text == "1"
+
+
 def read_cost(asked: Mapping[str, str]) -> float | None:
     """Return a cost in a request, ``None`` without one; raise ``BadSetting`` for anything except a
     non-negative number."""

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
-from perdure.inspector.requests import read_text, read_time
+from perdure.inspector.requests import read_flag, read_text, read_time
 from perdure.inspector.timeline import read_thread, require_parameter
 from perdure.runtime.operations import entries, failures, reruns, run_search, stops
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
@@ -178,9 +178,6 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
     state = read_text(asked, "state")
     if state is not None and state not in STATES:
         raise BadSetting(f"state is one of {list(STATES)}, not {state[:40]!r}")
-    stands = asked.get("stands") or "0"
-    if stands not in ("0", "1"):
-        raise BadSetting(f"stands is 1 or 0, not {stands[:40]!r}")
     return RunQuery(
         state=state,
         user=read_text(asked, "user"),
@@ -189,5 +186,5 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
         group=read_text(asked, "group"),
         graph=read_text(asked, "graph"),
         version=read_text(asked, "version"),
-        stands=stands == "1",
+        stands=read_flag(asked, "stands"),
     )

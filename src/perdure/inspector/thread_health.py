@@ -12,11 +12,13 @@ from typing import Any
 
 from perdure.engine.checks import fsck
 from perdure.engine.queue import inbox
+from perdure.engine.queue.retries import find_repetitions
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import describe_run
 from perdure.inspector.overview import sees_database
+from perdure.inspector.requests import read_flag
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
@@ -65,8 +67,9 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``what``: ``sizes``, ``dead``, ``replies``, ``fsck`` or ``retention`` (with ``keep_last`` or
-            ``keep_for``); ``cursor``, where the last request ended.
+        asked: ``what``: ``sizes``, ``dead`` (with ``repeated=1`` also failed runs that were run again),
+            ``replies``, ``fsck`` or ``retention`` (with ``keep_last`` or ``keep_for``); ``cursor``, where the
+            last request ended.
 
     Returns:
         ``rows``, the number of threads ``examined``, and the ``cursor`` to go on from, ``None`` at the end.
@@ -123,8 +126,19 @@ async def _list_sizes(access: Access, partition: Partition, asked: Mapping[str, 
 
 async def _list_dead(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     found = await access.handle.arun(inbox.read_failures(partition))
+    again = await access.handle.arun(find_repetitions(partition, [run.id for run in found.runs]))
+    with_repeated = read_flag(asked, "repeated")
     return [
-        *({"kind": "run", **describe_run(run)} for run in found.runs),
+        *(
+            {
+                "kind": "run",
+                **describe_run(run),
+                "is_repeated": run.id in again,
+                "repeated_by": again.get(run.id),
+            }
+            for run in found.runs
+            if with_repeated or run.id not in again
+        ),
         *(
             {
                 "kind": "reply",

@@ -10,10 +10,11 @@ from typing import Any
 
 from perdure.errors import BadSetting, Contention, Corrupt, NotAllowed, NotFound
 from perdure.inspector import actions, audit_log
-from perdure.inspector.access import Access
+from perdure.inspector.access import Access, DataRight
 from perdure.inspector.listing import PAGE, describe_thread
-from perdure.inspector.requests import read_text
+from perdure.inspector.requests import read_text, read_time
 from perdure.langgraph.reading.thread_calls import load_all_calls
+from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
 from perdure.memory.memory import afind_roots
 from perdure.memory.users import ROOT, list_tool_roots, namespace_of
@@ -28,34 +29,65 @@ _KINDS = ("threads", "shared", "crons", "assistants", "entries")
 
 
 async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of a user's threads, each with the usage of models.
+    """Return a page of a user's threads, each with the usage of models, and on the first page what else is
+    stored of the user. What is shown is found as for the removal of the user.
 
     Args:
         access: The viewer's rights.
-        asked: ``user``, and ``cursor`` of the previous page, optional.
+        asked: ``user``; and ``since``, ``before``, for threads that changed in a time, and ``cursor`` of the
+            previous page, all optional.
 
     Returns:
-        ``threads``, each with its ``usage`` as for a thread (``None`` if it cannot be read); the number of
-        threads ``examined``; and the ``cursor`` to go on from, ``None`` at the end.
+        ``threads``, each with its ``runs``; its ``bytes`` and ``usage`` as for a thread (``None`` if they
+        cannot be read); and the ``others`` who have runs in it, for whom it stays; the number of threads
+        ``examined``; the ``cursor`` to go on from, ``None`` at the end; and ``stored``, on the first page
+        only, if the viewer may see all of it: the ids of the ``crons``, ``assistants`` and ``unlisted``
+        threads that wait to begin, and the number of ``entries`` of memories, which go with the user, and
+        the numbers of ``items`` in the store and of private chats with ``sessions``, which stay.
 
     Raises:
-        BadSetting: No user is named.
+        BadSetting: No user is named, or a value cannot be used.
     """
     name = _read_user(asked.get("user"))
-    walk = ThreadWalk(access.handle, access.tenant, await access.authorize_listing())
+    sees = await access.authorize_listing()
+    walk = ThreadWalk(access.handle, access.tenant, sees)
     found: list[dict[str, Any]] = []
     examined = 0
     until = time.monotonic() + _SECONDS
-    query = ThreadQuery(user=name)
-    async with aclosing(search(walk, query, asked.get("cursor") or "", PAGE)) as steps:
+    since, before = await read_time(access, asked, "since"), await read_time(access, asked, "before")
+    query = ThreadQuery(user=name, since=since, before=before)
+    cursor = asked.get("cursor") or ""
+    stored = await _describe_stored(access, walk, name) if not cursor and sees is None else None
+    async with aclosing(search(walk, query, cursor, PAGE)) as steps:
         async for step in steps:
             examined += step.examined
             if step.row is not None:
-                about = {**describe_thread(step.row), "usage": await _load_usage(access, step.row.thread_id)}
-                found.append(about)
+                thread_id, others = step.row.thread_id, step.users - {name}
+                about = await user_removal.describe_user_thread(walk, thread_id, others)
+                usage = await _load_usage(access, thread_id)
+                found.append({**describe_thread(step.row), **about, "usage": usage})
             if len(found) == PAGE or time.monotonic() > until:
-                return {"threads": found, "examined": examined, "cursor": step.cursor}
-    return {"threads": found, "examined": examined, "cursor": None}
+                return {"threads": found, "examined": examined, "cursor": step.cursor, "stored": stored}
+    return {"threads": found, "examined": examined, "cursor": None, "stored": stored}
+
+
+async def _describe_stored(access: Access, walk: ThreadWalk, name: str) -> dict[str, Any] | None:
+    """Return what is stored of a user beside the listed threads, ``None`` if the viewer may not see it."""
+    store = _open_store(access)
+    data = await user_removal.find_user_data(walk, name, await _find_memories(access, store, name))
+    try:
+        await _authorize(access, "read", data, (name,))
+    except NotAllowed:
+        return None
+    return await user_removal.describe_user_data(walk, name, data, store)
+
+
+async def _authorize(
+    access: Access, right: DataRight, data: user_removal.UserData, *more: tuple[str, ...]
+) -> None:
+    """Raise unless the viewer has a right to a user's data, and to ``more`` namespaces of the store."""
+    namespaces = [*(memory.namespace for memory in data.memories), *more]
+    await access.authorize_user_data(right, [cron.id for cron in data.crons], data.assistants, namespaces)
 
 
 async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:
@@ -78,8 +110,8 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     Returns:
         The counts of removed ``threads``, ``crons``, ``assistants`` and ``entries`` of memories, the numbers
         of threads that stay because other users have runs in them (``shared``), or because the viewer may not
-        remove them (``refused``), and the ``cursor`` to go on from, ``None`` at
-        the end.
+        remove them (``refused``), the ``cursor`` to go on from, ``None`` at the end, and ``is_in_log``, true
+        if the database's log may hold what was removed, as other processes use it.
 
     Raises:
         NotAllowed: The permission was not granted.
@@ -93,13 +125,11 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     await actions.require_any(access, "delete")
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
-    memories = await _find_memories(access, name)
-    own_crons = await user_removal.find_crons(access.handle, access.tenant, name)
-    own_assistants = await user_removal.find_assistants(access.handle, access.tenant, name)
-    await access.authorize_user_removal(
-        [cron.id for cron in own_crons], own_assistants, [memory.namespace for memory in memories]
-    )
-    done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None}
+    walk = ThreadWalk(access.handle, access.tenant)
+    memories = [] if access.runtime is None else await _find_memories(access, _open_store(access), name)
+    data = await user_removal.find_user_data(walk, name, memories)
+    await _authorize(access, "delete", data)
+    done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None, "is_in_log": False}
 
     async def remove_thread(thread_id: str) -> bool:
         try:
@@ -118,20 +148,18 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         return True
 
     terms = user_removal.RemovalTerms(
-        own_crons,
-        own_assistants,
-        memories,
+        data,
         remove_thread,
         remove_unlisted,
         # This entry names no user: it stays in the log, and the removed user must not be remembered.
         record=partial(audit_log.record_action, access, "delete-user", "", {}),
     )
     until = time.monotonic() + _SECONDS
-    walk = ThreadWalk(access.handle, access.tenant)
     async with aclosing(user_removal.remove_user(walk, name, terms, cursor)) as steps:
         async for step in steps:
             for kind in _KINDS:
                 done[kind] += getattr(step, kind)
+            done["is_in_log"] = step.is_in_log
             if step.cursor is not None and time.monotonic() > until:
                 return {**done, "cursor": step.cursor}
     return done
@@ -143,16 +171,20 @@ def _read_user(user_id: Any) -> str:
     return read_text({"user": user_id}, "user") or ""
 
 
-async def _find_memories(access: Access, name: str) -> list[Memory]:
+def _open_store(access: Access) -> PerdureStore:
+    """Return the store of the graphs or, where none is known, that of the database."""
+    if access.runtime is None:
+        return PerdureStore(access.handle.driver, tenant=access.tenant)
+    return access.runtime.store()
+
+
+async def _find_memories(access: Access, store: PerdureStore, name: str) -> list[Memory]:
     """Return the memories of a user, including those that graphs and tools may have; an empty list if the id
     is not valid for a memory."""
-    if access.runtime is None:
-        return []
     try:
         namespace_of(name)
     except ValueError:
         return []
     agent_roots = {agent.memory.root for agent in access.agents if agent.memory is not None}
-    store = access.runtime.store()
     roots = {ROOT, *list_tool_roots(), *agent_roots, *await afind_roots(store, name)}
     return [Memory(store, name, root=root) for root in sorted(roots)]

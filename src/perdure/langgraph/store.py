@@ -205,6 +205,11 @@ class PerdureStore(BaseStore):
         """See ``remove_empty_namespaces``."""
         await arun(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
 
+    async def acount_items(self, is_wanted: Callable[[tuple[str, ...]], bool]) -> int:
+        """Return the number of items in the tenant's namespaces for which ``is_wanted`` is true. The names of
+        all namespaces are read, and of the items no values."""
+        return await arun(items.count_within(self._tenant, is_wanted, self._clock.now()), self._driver)
+
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Answers do not depend on this:
         expired items are never returned. DynamoDB removes them itself, so there this finds none."""

@@ -23,6 +23,9 @@ INTERNAL = "perdure.memory:"
 """Beginning of the names of threads that belong to the runtime itself; listings for clients omit them."""
 INTERNAL_END = "perdure.memory;"
 """First name after all of those."""
+CHAT = "chat:"
+"""Beginning of the names of the partitions, in the space ``SERVER``, with the sessions of a chat; the address
+of the chat follows."""
 
 OF_ITEMS = (STORE, SESSIONS)
 """Spaces whose partitions consist of items."""

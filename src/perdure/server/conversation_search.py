@@ -91,4 +91,5 @@ def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:
     messages = None
     if isinstance(values, Mapping):
         messages = values.get("messages")
-    return excerpt(list(map(to_plain, messages)) if isinstance(messages, list) else None, wanted)
+    found = excerpt(list(map(to_plain, messages)) if isinstance(messages, list) else None, wanted)
+    return None if found is None else found.text

@@ -19,7 +19,7 @@ from perdure.runtime.operations.reruns import rerun_standing
 from perdure.runtime.operations.run_search import OF_THREAD_MAX, FoundRun, RunQuery
 from perdure.runtime.operations.thread_search import ThreadQuery
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.operations.word_search import excerpt
+from perdure.runtime.operations.word_search import Excerpt, excerpt
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, go, settings, working
 
@@ -195,10 +195,13 @@ def test_a_thread_with_many_failed_runs_is_one_of_many(memory: Storage, talk: Ta
 
 
 def test_words_are_found_in_any_form_of_a_message() -> None:
-    typed = {"type": "langchain_core.messages.human.HumanMessage", "value": {"content": "Straße by the sea"}}
+    typed = {
+        "type": "langchain_core.messages.human.HumanMessage",
+        "value": {"content": "Straße by the sea", "type": "human", "name": "Ada"},
+    }
     parts = {"content": [{"type": "text", "text": "first"}, "second", {"type": "image", "text": 3}]}
-    assert excerpt([typed], ["strasse"]) == "Straße by the sea"
-    assert excerpt([parts], ["second"]) == "second"
+    assert excerpt([typed], ["strasse"]) == Excerpt("Straße by the sea", "human Ada")
+    assert excerpt([parts], ["second"]) == Excerpt("second", "")
     assert excerpt([typed, parts], ["sea", "first"]) is None
     assert excerpt({"content": "first"}, ["first"]) is None
     assert excerpt([None, 3, {"value": None}], ["first"]) is None

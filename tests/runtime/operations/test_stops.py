@@ -66,6 +66,19 @@ def test_runs_of_a_user_whose_id_is_a_number_end(near: Storage, talk: Talk) -> N
     go(main())
 
 
+def test_a_run_on_a_shared_thread_is_its_own_users(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(near.database(), talk.graph, settings=QUICK) as runtime:
+            await runtime.wait(await _submit(runtime, "shared", "first", "ada"), 30)
+            waiting = await _submit(runtime, "shared", "later", "bob", delay=3600)
+            # The metadata of the thread name Ada, whose run was the latest.
+            assert await _stop(near, user="ada") == []
+            (ended,) = await _stop(near, user="bob")
+            assert (ended.run_id, ended.user) == (waiting.id, "bob")
+
+    go(main())
+
+
 def test_a_rollback_removes_what_a_stopped_run_stored(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         async with working(storage.database(), talk.graph, settings=QUICK) as runtime:

@@ -88,14 +88,14 @@ async def test_an_assistant_is_its_owners_and_without_one_it_is_for_all(url: str
         assert adas | bobs | for_all | {make_default_id("aware")} <= listed
 
 
-def keepers() -> Handlers:
-    """Users who may delete anything but assistants."""
+def keepers(action: str = "delete") -> Handlers:
+    """Users who may delete, or do another action with, anything but assistants."""
     auth = known()
 
-    @auth.on.assistants.delete
     async def refuse(ctx: Auth.types.AuthContext, value: Any) -> bool:
         return False
 
+    getattr(auth.on.assistants, action)(refuse)
     return Handlers(auth)
 
 
@@ -111,6 +111,13 @@ async def test_a_user_is_removed_with_assistants_and_crons_by_those_who_may_dele
         assert refused.status_code == 403, refused.text
         assert await assistants_of(server, "ada") == {assistant["assistant_id"]}
         assert len(await crons_of(server, "ada")) == 1
+        stored = (await http.get("/inspect/api/user", params={"user": "ada"})).json()["stored"]
+        assert set(stored["crons"]) == await crons_of(server, "ada")
+        assert stored["assistants"] == [assistant["assistant_id"]]
+    async with serving(url, gate=keepers("read"), http=Http(inspector=True)) as server:
+        shown = await (await server.http("root")).get("/inspect/api/user", params={"user": "ada"})
+        # Who may not read all of it is shown the threads alone.
+        assert (shown.status_code, shown.json()["stored"]) == (200, None)
     async with serving(url, gate=Handlers(known()), http=Http(inspector=True)) as server:
         done = await (await server.http("root")).post("/inspect/api/actions/delete-user", json=body)
         assert done.status_code == 200, done.text

@@ -269,6 +269,25 @@ def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partitio
     return out
 
 
+def count_within(tenant: str, is_wanted: Callable[[Labels], bool], now: int) -> Program[int]:
+    """Return the number of living items in the namespaces of a tenant that are wanted; others are not
+    read."""
+    count = 0
+    after: Partition | None = None
+    while page := (yield from _list_page(tenant, (), after)):
+        for partition in page:
+            key: Key | None = None
+            is_last = not is_wanted(labels_of(partition.thread))
+            while not is_last:
+                headers = Range(ITEM, after=key, limit=_HEADERS, bodies=False)
+                (found,) = yield from ask(Fetch(partition, (headers,)))
+                count += sum(not is_over(record, now) for record in found)
+                is_last = len(found) < _HEADERS
+                key = None if is_last else found[-1].key
+        after = page[-1]
+    return count
+
+
 def remove_empty_names(
     tenant: str, prefix: Labels, is_wanted: Callable[[Labels], bool] = lambda _: True
 ) -> Program[None]:

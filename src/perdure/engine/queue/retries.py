@@ -43,14 +43,20 @@ def make_repetition_key(run_id: str) -> bytes:
     return dedupe_digest(f"retry {run_id}")
 
 
-def find_repeated(partition: Partition, run_ids: Sequence[str]) -> Program[set[str]]:
-    """Return which of a thread's failed runs were run again."""
-    found: set[str] = set()
+def find_repetitions(partition: Partition, run_ids: Sequence[str]) -> Program[dict[str, str | None]]:
+    """Return those of a thread's failed runs that were run again, each with the run that repeats it, or will;
+    ``None`` if its message was removed."""
+    found: dict[str, str | None] = {}
     for at in range(0, len(run_ids), PAGE):
         part = run_ids[at : at + PAGE]
         keys = tuple(Get(DEDUPE, (make_repetition_key(run_id),)) for run_id in part)
         answers = yield from ask(Fetch(partition, keys))
-        found.update(run_id for run_id, records in zip(part, answers, strict=True) if records)
+        seqs = {name: each[0].fields["seq"] for name, each in zip(part, answers, strict=True) if each}
+        if not seqs:
+            continue
+        messages = yield from ask(Fetch(partition, tuple(Get(INBOX, (seq,)) for seq in seqs.values())))
+        for run_id, records in zip(seqs, messages, strict=True):
+            found[run_id] = next((each.id for each in read_each(partition, Message.read, records)), None)
     return found
 
 

@@ -110,6 +110,28 @@ def find_step(partition: Partition, namespace: str, step: int) -> Program[list[t
         below = records[-1].fields["seq"]
 
 
+def list_newest_of_runs(partition: Partition, namespace: str) -> Program[list[str]]:
+    """Return the ids of checkpoints that together have the metadata of all runs of a namespace: the newest of
+    each run and source, and each that no run made. Bodies are not read."""
+    found: list[str] = []
+    seen: set[tuple[str, str | None]] = set()
+    below: int | None = None
+    while True:
+        wanted = Range(
+            CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=_LIGHT_PAGE, bodies=False
+        )
+        (records,) = yield from ask(Fetch(partition, (wanted,)))
+        for record in records:
+            run_id, source = record.fields["run_id"], record.fields["source"]
+            if run_id is None or (run_id, source) not in seen:
+                found.append(record.key[1])
+            if run_id is not None:
+                seen.add((run_id, source))
+        if len(records) < _LIGHT_PAGE:
+            return found
+        below = records[-1].fields["seq"]
+
+
 def read_pending_writes(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str], generation: int | None = None
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:

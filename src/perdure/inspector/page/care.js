@@ -1,7 +1,7 @@
 // Care: the schema, and examinations that go over all threads, a part at a time, until they are stopped.
 
 import { get } from "./api.js";
-import { brief, bytes, facts, field, fill, focusIfLost, hide, make, number, status, table, time } from "./dom.js";
+import { THREAD_BYTES, brief, bytes, facts, field, fill, focusIfLost, hide, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
 import { growth } from "./growth.js";
 
@@ -14,6 +14,7 @@ export async function showCare(main, asked) {
   const progress = make("p.quiet", { role: "status" });
   const stop = make("button", { type: "button", hidden: true }, "Stop");
   const keepLast = make("input", { type: "number", min: "1", value: about.retention?.keep_last ?? "" });
+  const repeated = make("input", { type: "checkbox" });
   const keepFor = make("input", { type: "text", value: about.retention?.keep_for ?? "", placeholder: "30d", autocomplete: "off" });
   let turn = 0;
 
@@ -73,7 +74,8 @@ export async function showCare(main, asked) {
     grown,
     make("div.row", {},
       button("Largest threads", "sizes", none, (rows) => sizes(rows, about.alert_bytes)),
-      button("Failed runs and dead replies", "dead", none, dead),
+      button("Failed runs and dead replies", "dead", () => ({ repeated: repeated.checked ? "1" : "" }), dead),
+      make("label.check", {}, repeated, " also runs that were run again"),
       button("Dead replies only", "replies", none, dead),
       button("Check all threads", "fsck", none, findings)),
     make("div.row", {}, field("Keep the newest", keepLast), field("and those younger than", keepFor),
@@ -93,14 +95,14 @@ const nothing = (text) => make("p.quiet", {}, text);
 
 function sizes(rows, alert) {
   if (!rows.length) return nothing("No threads yet.");
-  return table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
+  return make("div", {}, make("p.quiet", {}, THREAD_BYTES), table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
     each.problem ? make("span.problem", {}, brief(each.problem)) : bytes(each.bytes), each.checkpoints === undefined ? "" : number(each.checkpoints),
-    make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))]));
+    make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))])));
 }
 
 function dead(rows) {
   if (!rows.length) return nothing("Nothing was given up.");
-  return table("Given up", ["Thread", "What", "State", "Attempts", "Since", "Error"], rows.map((each) => [link(each), each.kind === "run" ? `run ${each.run_id}` : each.kind === "reply" ? `reply ${each.number}` : "", each.state ? status(each.state) : "", each.attempts ?? "", time(each.updated_at), brief(each.error || each.problem)]));
+  return table("Given up", ["Thread", "What", "State", "Attempts", "Since", "Error"], rows.map((each) => [link(each), each.kind === "run" ? `run ${each.run_id}${each.is_repeated ? `, run again${each.repeated_by ? ` as ${each.repeated_by}` : ""}` : ""}` : each.kind === "reply" ? `reply ${each.number}` : "", each.state ? status(each.state) : "", each.attempts ?? "", time(each.updated_at), brief(each.error || each.problem)]));
 }
 
 function findings(rows) {

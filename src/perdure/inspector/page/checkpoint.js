@@ -29,6 +29,7 @@ export async function showCheckpoint(place, about, asked) {
       ["Tags", found.tags.length ? found.tags.join(", ") : null],
       ["Size of the state", bytes(found.channels.reduce((sum, each) => sum + each.bytes, 0))],
     ]),
+    make("p.quiet", {}, "The size of the state is that of this checkpoint's values. Checkpoints share what did not change, so their sum is more than the thread, and the thread is a part of the database."),
     tabs, body);
 
   async function choose(name) {

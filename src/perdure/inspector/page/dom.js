@@ -45,6 +45,9 @@ export function bytes(count) {
   return `${(count / 1e9).toFixed(1)} GB`;
 }
 
+// What the bytes of a thread are, and why those of all threads are not the bytes of the database.
+export const THREAD_BYTES = "A thread's size is that of its checkpoints, values and writes, each stored piece once; the database has messages, runs, replies, events, the store, indexes and free space, too.";
+
 export const number = (count) => count.toLocaleString("en");
 
 // A time in microseconds, as text for people, with the exact one as a tooltip.

@@ -15,6 +15,13 @@ function read() {
   }
 }
 
+const SPANS = [["", "any time"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"], ["30d", "the last 30 days"]];
+
+// The choice of the time in which a thread changed.
+export function changedIn(chosen) {
+  return make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (chosen || "") }, label)));
+}
+
 // `current` returns the view's conditions by name.
 export function savedFilters(view, current) {
   const place = make("div.row.filters");

@@ -30,9 +30,10 @@ export async function showRuns(main, asked) {
   error.dataset.search = "";
   const user = text("user", asked.user, "user_id or owner");
   const since = make("select", { name: "since" }, options(SPANS, asked.since || ""));
+  const graph = text("graph", asked.graph, "its whole name");
   const version = text("version", asked.version, "of its graph");
   const id = text("id", asked.id, "beginning of an id");
-  const form = make("form.row", { role: "search" }, field("State", state), field("Error", error), field("User", user), field("Changed in", since), field("Thread", id), field("Version", version), make("button", { type: "submit" }, "Search"));
+  const form = make("form.row", { role: "search" }, field("State", state), field("Error", error), field("User", user), field("Changed in", since), field("Thread", id), field("Graph", graph), field("Version", version), make("button", { type: "submit" }, "Search"));
   const note = make("p.quiet", { role: "status" });
   const groups = make("section", { hidden: true });
   const list = make("section");
@@ -50,7 +51,7 @@ export async function showRuns(main, asked) {
 
   const query = () => ({
     state: state.value === "stands" ? "failed" : state.value, stands: state.value === "stands" ? "1" : "",
-    error: error.value.trim(), user: user.value.trim(), since: sinceOf(since.value), id: id.value.trim(), version: version.value.trim(), group,
+    error: error.value.trim(), user: user.value.trim(), since: sinceOf(since.value), id: id.value.trim(), graph: graph.value.trim(), version: version.value.trim(), group,
   });
   const failed = (problem) => {
     note.textContent = problem.message;
@@ -151,8 +152,8 @@ export async function showRuns(main, asked) {
       const stay = done.stays ? ` ${number(done.stays)} ${done.stays === 1 ? "stays as it was" : "stay as they were"}: ${cut(reason, 300)}.` : "";
       return isOver ? `${number(done.accepted)} of ${several(tried, "failed run")} accepted again.${before}${stay}` : `Running failed runs again: ${number(tried)} of ${number(Math.max(total, tried))} …`;
     };
-    const { error: part, user: whose, since: from, id: beginning, version: name, group: of } = wanted;
-    await inParts("rerun-failed", { error: part, user: whose, since: from, id: beginning, version: name, group: of }, outcome, add, words);
+    const { error: part, user: whose, since: from, id: beginning, graph: ran, version: name, group: of } = wanted;
+    await inParts("rerun-failed", { error: part, user: whose, since: from, id: beginning, graph: ran, version: name, group: of }, outcome, add, words);
     ended(outcome);
   }
 
@@ -190,7 +191,7 @@ export async function showRuns(main, asked) {
   }
 
   function filter() {
-    return { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), version: version.value.trim(), group };
+    return { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), graph: graph.value.trim(), version: version.value.trim(), group };
   }
 
   function go(event) {

@@ -1,17 +1,16 @@
 // The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
 
 import { get } from "./api.js";
-import { announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
+import { THREAD_BYTES, announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
-import { savedFilters } from "./filters.js";
+import { changedIn, savedFilters } from "./filters.js";
 import { money } from "./steps.js";
 
 const EVERY_MS = 4000;
 const LARGEST = 50; // As many as an answer has: those that it leaves out are smaller.
 const HEADINGS = ["Thread", "Status", "Graph", "User", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
-const SPANS = [["", "any time"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"], ["30d", "the last 30 days"]];
-const SEARCHED = ["words", "user", "error", "tag", "cost", "since"]; // Conditions for which threads are read one by one.
+const SEARCHED = ["words", "user", "graph", "error", "tag", "cost", "since"]; // Conditions for which threads are read one by one.
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
 export async function showThreads(main, asked) {
@@ -21,10 +20,10 @@ export async function showThreads(main, asked) {
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
   const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"], ["id", "by id"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
   const text = (name, placeholder) => make("input", { type: "search", name, value: asked[name] || "", autocomplete: "off", maxLength: 300, placeholder });
-  const [words, user, error, tag] = [text("words", "in a message or the title"), text("user", "user_id or owner"), text("error", "of the newest run"), text("tag", "its whole name")];
+  const [words, user, graph, error, tag] = [text("words", "in a message or the title"), text("user", "user_id or owner"), text("graph", "its whole name"), text("error", "of the newest run"), text("tag", "its whole name")];
   const cost = make("input", { type: "number", name: "cost", value: asked.cost || "", min: "0", step: "any", autocomplete: "off", placeholder: "at least" });
-  const since = make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (asked.since || "") }, label)));
-  const further = { words, user, error, tag, cost, since };
+  const since = changedIn(asked.since);
+  const further = { words, user, graph, error, tag, cost, since };
   let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
   for (const each of [words, id, title, user, metadata]) each.size = 15;
   words.dataset.search = ""; // The key / leads here.
@@ -36,9 +35,9 @@ export async function showThreads(main, asked) {
   orders();
   const form = make("form", { role: "search" },
     make("div.row", {}, field("Words", words), field("Id", id), field("Title", title), field("User", user), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
-    make("details", { open: SEARCHED.some((name) => !["words", "user"].includes(name) && asked[name]) }, make("summary", {}, "Error, tag, cost, time"),
+    make("details", { open: SEARCHED.some((name) => !["words", "user"].includes(name) && asked[name]) }, make("summary", {}, "Graph, error, tag, cost, time"),
       make("p.quiet", {}, "Of these, the words and the user, only the time is indexed: threads are read, the latest activity first."),
-      make("div.row", {}, field("Error", error), field("Tag", tag), field("Cost", cost), field("Changed in", since))));
+      make("div.row", {}, field("Graph", graph), field("Error", error), field("Tag", tag), field("Cost", cost), field("Changed in", since))));
   const filter = () => ({ id: id.value, title: title.value, metadata: metadata.value, status: state.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])), sort: chosen === "activity" ? "" : chosen });
   const go = (event) => {
     event.preventDefault();
@@ -97,7 +96,7 @@ export async function showThreads(main, asked) {
       if (held !== null) body.querySelector(`tr[data-id="${CSS.escape(held)}"] a`)?.focus();
       const extent = place === null ? ", which is all" : " so far";
       const sum = isLimited() ? `${number(examined)} threads examined${extent}; ${count(matching, "matches", "match")}, with ${bytes(total)}.` : `${number(examined)} threads measured${extent}: ${bytes(total)}.`;
-      note.textContent = `${sum}${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
+      note.textContent = `${sum}${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""} ${THREAD_BYTES}`;
     } while (place !== null);
     hide(stop, note);
     announce(note.textContent);
@@ -190,10 +189,10 @@ export async function showThreads(main, asked) {
 function row(thread, words = "") {
   const place = words && thread.excerpt ? { view: "conversation", words } : {};
   const cells = [
-    [make("a", { href: address("thread", { id: thread.thread_id, ...place }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
+    [make("a", { href: address("thread", { id: thread.thread_id, ...place }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, `${thread.speaker ? `${thread.speaker}: ` : ""}${thread.excerpt}`) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
     [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, brief(thread.fault)) : null].filter(Boolean),
     thread.graph_id || thread.run?.graph || "",
-    thread.user === null ? "" : make("a.user", { href: address("user", { user: thread.user }) }, thread.user),
+    make("span", {}, (thread.users || [thread.user]).filter((name) => name !== null).flatMap((name, index) => [index ? ", " : "", make("a.user", { href: address("user", { user: name }) }, name)])),
     time(thread.updated_at),
     time(thread.created_at),
     make("span.metadata", {}, Object.entries(thread.metadata).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("  ")),

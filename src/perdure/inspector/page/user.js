@@ -1,9 +1,10 @@
-// A user: the threads, what their calls of models used, and removing everything of the user.
+// A user: all that is stored of the user, what the calls of models used, and removing everything of the user.
 
 import { get } from "./api.js";
 import { inParts } from "./bulk.js";
-import { announce, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { THREAD_BYTES, announce, bytes, count as several, facts, field, fill, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
+import { changedIn } from "./filters.js";
 import { money, total } from "./steps.js";
 
 const SHOWN = 200; // Threads in the table; all of them count.
@@ -15,11 +16,13 @@ export async function showUser(main, asked) {
   const list = make("div");
   const note = make("p.quiet", { role: "status" });
   const stop = make("button", { type: "button" }, "Stop");
+  const besides = make("div");
+  const since = changedIn(asked.since);
   fill(main,
     make("p", {}, make("a", { href: address("threads", { user }) }, "← Threads")),
     make("h1", {}, `User ${user}`),
     make("p", {}, make("a", { href: address("runs", { user, state: "any" }) }, "Runs of this user")),
-    sums, make("div.row", {}, note, stop), list, about.permissions.includes("delete") ? removal() : null);
+    make("div.row", {}, field("Changed in", since)), sums, besides, make("div.row", {}, note, stop), list, about.permissions.includes("delete") ? removal() : null);
 
   let turn = 1;
   stop.onclick = () => {
@@ -28,15 +31,28 @@ export async function showUser(main, asked) {
     note.textContent += " Stopped.";
   };
 
+  since.addEventListener("change", () => {
+    history.replaceState(null, "", address("user", { user, since: since.value }));
+    load().catch(failed);
+  });
+
   // Threads are read one by one, as no index has their users or tokens.
   async function load() {
     const mine = ++turn;
     const threads = [];
     let [examined, cursor, usage, count] = [0, null, total([]), 0];
+    let [runs, size, shared] = [0, 0, 0];
+    note.className = "quiet";
     stop.hidden = false;
     do {
-      const page = await get("user", { user, cursor });
+      const page = await get("user", { user, since: since.value, cursor });
       if (mine !== turn) return;
+      if (cursor === null) fill(besides, page.stored && storedShown(page.stored));
+      for (const each of page.threads) {
+        runs += each.runs;
+        size += each.bytes ?? 0;
+        shared += each.others.length > 0;
+      }
       examined += page.examined;
       cursor = page.cursor;
       count += page.threads.length;
@@ -45,13 +61,16 @@ export async function showUser(main, asked) {
       note.textContent = `${number(count)} ${count === 1 ? "thread" : "threads"} of the user in ${number(examined)} examined${cursor === null ? ", which are all" : " so far"}.${count > SHOWN ? ` ${SHOWN} of them are shown.` : ""}`;
       fill(sums, facts([
         ["Threads", number(count)],
+        ["Shared with other users, so they stay", shared ? number(shared) : null],
+        ["Runs in them", number(runs)],
+        ["Size of the threads", bytes(size)],
         ["Calls of models", number(usage.calls)],
         ["Tokens in", number(usage.input)],
         ["Tokens out", number(usage.output)],
         ["Cost", usage.cost === null ? null : money(usage.cost, usage.currency)],
         ["Without a price", usage.unpriced.slice(0, 5).join(", ")],
-      ]));
-      fill(list, threads.length ? table("Threads of the user", ["Thread", "Status", "Graph", "Activity", "Tokens in", "Tokens out", "Cost"], threads.map(row)) : make("p.quiet", {}, cursor === null ? "The user has no thread." : "None so far."));
+      ]), make("p.quiet", {}, THREAD_BYTES));
+      fill(list, threads.length ? table("Threads of the user", ["Thread", "Status", "Graph", "Activity", "Runs", "Size", "Also of", "Tokens in", "Tokens out", "Cost"], threads.map(row)) : make("p.quiet", {}, cursor === null ? (since.value ? "No thread of the user changed in this time." : "The user has no thread.") : "None so far."));
     } while (cursor !== null);
     stop.hidden = true;
     announce(note.textContent);
@@ -62,7 +81,7 @@ export async function showUser(main, asked) {
     const outcome = make("p", { role: "status", tabIndex: -1 });
     const button = make("button", { type: "submit" }, "Delete everything of the user");
     const form = make("form", {},
-      make("p.problem", {}, "All threads, crons, assistants and what is known of the user are removed; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay, and so do the default assistants of graphs."),
+      make("p.problem", {}, "All threads, whatever time is chosen above, crons, assistants and what is known of the user are removed, but no thread that is also of others; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay, and so do the default assistants of graphs."),
       field("Type the user's id to confirm", confirm), make("div.row", {}, button), outcome);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
@@ -70,10 +89,12 @@ export async function showUser(main, asked) {
       stop.hidden = true;
       button.disabled = true;
       const sum = { threads: 0, shared: 0, crons: 0, assistants: 0, entries: 0, refused: 0 };
+      let isInLog = false;
       const add = (part) => {
+        isInLog = part.is_in_log;
         for (const name of Object.keys(sum)) sum[name] += part[name];
       };
-      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons, ${number(sum.assistants)} assistants and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.shared ? ` ${number(sum.shared)} threads stay, as other users have runs in them.` : ""}${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
+      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons, ${number(sum.assistants)} assistants and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.shared ? ` ${number(sum.shared)} threads stay, as other users have runs in them.` : ""}${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}${isInLog ? " Other processes use the database: what was removed stays in its log until they have written a few megabytes, or end. Delete the user again later to empty the log." : ""}`;
       if (await inParts("delete-user", { user, confirm: confirm.value }, outcome, add, words)) {
         confirm.value = "";
         if (form.isConnected) await load().catch(failed);
@@ -95,11 +116,25 @@ export async function showUser(main, asked) {
   };
 }
 
+// What is stored beside the listed threads: what is removed with the user, and what stays.
+function storedShown(stored) {
+  return facts([
+    ["Crons", number(stored.crons.length)],
+    ["Assistants", number(stored.assistants.length)],
+    ["Threads that wait to begin", stored.unlisted.length ? number(stored.unlisted.length) : null],
+    ["Entries of what is known", number(stored.entries)],
+    ["Stays: items in the store", several(stored.items, "item", "items")],
+    ["Stays: private chats with sessions", stored.sessions ? number(stored.sessions) : null],
+  ]);
+}
+
 function row(each) {
   const usage = each.usage;
   return [
     make("span", {}, make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id), each.title ? make("span.title", {}, each.title) : null),
     status(each.status), each.graph_id || each.run?.graph || "", time(each.updated_at),
+    number(each.runs), each.bytes === null ? "?" : bytes(each.bytes),
+    make("span", {}, each.others.flatMap((name, index) => [index ? ", " : "", make("a.user", { href: address("user", { user: name }) }, name)])),
     ...(usage === null ? ["?", "?", "?"] : [number(usage.input), number(usage.output), usage.cost === null ? "" : money(usage.cost, usage.currency)]),
   ];
 }

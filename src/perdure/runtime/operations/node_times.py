@@ -205,7 +205,7 @@ async def _read_page(
 async def _read_failures(walk: ThreadWalk, row: ThreadRow, since: int, times: NodeTimes) -> None:
     """Add the failed runs of a thread."""
     query = RunQuery(state=FAILED, since=since)
-    for found in await walk.database.arun(load_runs(Partition(walk.tenant, row.thread_id), None, query)):
+    for found in await walk.database.arun(load_runs(Partition(walk.tenant, row.thread_id), row, query)):
         if found.failure is not None and found.failure.node is not None:
             times.add_failure(found.run.graph, found.failure.node)
 

@@ -24,9 +24,10 @@ from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partitio
 from perdure.model.runs.lifecycle import may_retry
 from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.runtime.operations.failures import RunFailure, failure_of
+from perdure.runtime.operations.thread_users import UsersOfRow, find_owner
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, load_row
-from perdure.runtime.threads.user_and_title import find_user, user_of_message, user_of_options
+from perdure.runtime.threads.user_and_title import user_of_options
 
 _PAGE = 100
 OF_THREAD_MAX = 100
@@ -39,7 +40,7 @@ class RunQuery(NamedTuple):
 
     Attributes:
         state: the state of the run.
-        user: the user of its thread, or, if that names none, of its first message.
+        user: the owner of its thread or, without one, the user of its first message.
         since: earliest time of its last change, in microseconds since 1970.
         before: latest time of its last change.
         error: part of the type or the text of its error, in either case.
@@ -76,7 +77,8 @@ class FoundRun(NamedTuple):
 
     Attributes:
         thread_id: the thread.
-        user: the user of the thread, or else of the run's first message; ``None`` if neither names one.
+        user: the owner of the thread, or else the user of the run's first message or, if that names none, the
+            user whom the thread's metadata name; ``None`` if there is none.
         run: the run.
         failure: its error, if it has one.
         is_repeated: it failed, and was run again.
@@ -136,16 +138,15 @@ async def search(
                     step.cursor, (), fault=_describe_fault(row.thread_id, row.fault), examined=step.examined
                 )
                 continue
-            if walk.is_by_time and query.since is not None and row.updated_at < query.since:
+            if walk.is_by_time and query.since is not None and 0 < row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
                 return
-            user = find_user(row.metadata)
             found: tuple[FoundRun, ...] = ()
             has_runs = row.run is not None or query.state in (None, ROLLED_BACK)
-            may_match = query.user is None or user in (None, query.user)
+            may_match = query.user is None or find_owner(row) in (None, query.user)
             fault: str | None = None
             if may_match and has_runs:
-                program = load_runs(Partition(walk.tenant, row.thread_id), user, query)
+                program = load_runs(Partition(walk.tenant, row.thread_id), row, query)
                 try:
                     found = await walk.database.arun(program)
                 except Corrupt as error:
@@ -212,7 +213,7 @@ async def _find_largest(
     return [run for _, _, run in sorted(found, reverse=True)]
 
 
-def load_runs(partition: Partition, user: str | None, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
+def load_runs(partition: Partition, row: ThreadRow, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
     """Return the matching runs of a thread, newest first, at most ``OF_THREAD_MAX``.
 
     Raises:
@@ -239,7 +240,7 @@ def load_runs(partition: Partition, user: str | None, query: RunQuery) -> Progra
                 wanted.append((record, is_standing))
         found += [
             run
-            for run in (yield from _read(partition, user, wanted[: OF_THREAD_MAX - len(found)]))
+            for run in (yield from _read(partition, row, wanted[: OF_THREAD_MAX - len(found)]))
             if query.is_met(run)
         ]
         if is_last or len(records) < _PAGE or len(found) >= OF_THREAD_MAX:
@@ -248,23 +249,29 @@ def load_runs(partition: Partition, user: str | None, query: RunQuery) -> Progra
 
 
 def _read(
-    partition: Partition, user: str | None, wanted: Sequence[tuple[Record, bool]]
+    partition: Partition, row: ThreadRow, wanted: Sequence[tuple[Record, bool]]
 ) -> Program[list[FoundRun]]:
-    """Read runs with their errors, and whether they were run again."""
+    """Read runs with their errors and users, and whether they were run again."""
     if not wanted:
         return []
-    runs = tuple(Get(RUN, record.key) for record, _ in wanted)
-    keys = tuple(Get(DEDUPE, (make_repetition_key(record.key[0]),)) for record, _ in wanted)
-    answers = yield from ask(Fetch(partition, (*runs, *keys)))
+    gets = (
+        (
+            Get(RUN, record.key),
+            Get(DEDUPE, (make_repetition_key(record.key[0]),)),
+            Get(INBOX, (record.fields["first"],)),
+        )
+        for record, _ in wanted
+    )
+    answers = yield from ask(Fetch(partition, tuple(get for each in gets for get in each)))
     out: list[FoundRun] = []
-    for (_, is_standing), stored, repeated in zip(
-        wanted, answers[: len(runs)], answers[len(runs) :], strict=True
+    for (_, is_standing), stored, repeated, messages in zip(
+        wanted, answers[::3], answers[1::3], answers[2::3], strict=True
     ):
         for run in read_each(partition, Run.read, stored):
-            run_user = user
-            if run_user is None:
-                # The thread has no metadata yet if nothing of the run is stored.
-                run_user = yield from user_of_message(partition, run.first)
+            of_messages = (
+                user_of_options(message.options) for message in read_each(partition, Message.read, messages)
+            )
+            run_user = UsersOfRow.read(row).choose_for(next(of_messages, None))
             stands = is_standing and may_retry(run.state) and not repeated
             out.append(
                 FoundRun(partition.thread, run_user, run, failure_of(run.note), bool(repeated), stands)
@@ -373,10 +380,10 @@ def read_detail(partition: Partition, run_id: str, row: ThreadRow | None = None)
         )
     )
     repeats = None
-    user = None if row is None else find_user(row.metadata)
+    of_message = None
     for message in read_each(partition, Message.read, messages):
         repeats = message.options.get(RETRY_OF)
-        user = user or user_of_options(message.options)
+        of_message = user_of_options(message.options)
     repeated_by = None
     for message in read_each(partition, Message.read, repetitions):
         repeated_by = message.id
@@ -384,6 +391,7 @@ def read_detail(partition: Partition, run_id: str, row: ThreadRow | None = None)
     if checkpoints and (latest := CheckpointRecord.read(checkpoints[0])).run_id == run.id:
         goes_on_from = (latest.id, latest.step)
     stands = may_retry(run.state) and not keys and all(state == FAILED for state in later_states)
+    user = UsersOfRow.read(row).choose_for(of_message)
     found = FoundRun(partition.thread, user, run, failure_of(run.note), bool(keys), stands)
     count = run.last - run.first + 1
     return RunDetail(found, partition.tenant, repeats, repeated_by, goes_on_from, count)

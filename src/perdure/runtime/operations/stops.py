@@ -16,10 +16,11 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import OPEN
 from perdure.model.runs.queue import INTERRUPT_RUN, ROLLBACK, Stop
 from perdure.runtime.notifications import Notifications
+from perdure.runtime.operations.thread_users import UsersOfRow
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import load_row
-from perdure.runtime.threads.user_and_title import find_user, user_of_options
+from perdure.runtime.threads.user_and_title import user_of_options
 
 _PAGE = 100
 
@@ -55,18 +56,18 @@ async def find_unfinished(
 
     Args:
         walk: the threads.
-        user: only runs of threads with this user or, if they name none, of messages with it.
+        user: only runs of this user, as a search for runs finds them.
         run_id: only this run, by its id or that of a message that was joined with it.
         most: maximum number of busy threads that are examined.
         settings: those of the workers, which say how many messages one run takes.
     """
     database = walk.database
     # All are listed first: a thread whose runs the caller ends leaves the listing of busy threads.
-    users_by_thread: dict[str, str | None] = {}
+    users_by_thread: dict[str, UsersOfRow] = {}
     async with aclosing(walk._replace(status="busy").steps()) as steps:
         async for step in steps:
             if step.row is not None:
-                users_by_thread[step.row.thread_id] = find_user(step.row.metadata)
+                users_by_thread[step.row.thread_id] = UsersOfRow.read(step.row)
             if len(users_by_thread) == most:
                 break
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
@@ -75,11 +76,11 @@ async def find_unfinished(
             # A thread without a run may not exist yet.
             metadata = {} if row is None else row.metadata
             if walk.sees is None or walk.sees(metadata):
-                users_by_thread[partition.thread] = find_user(metadata)
-    for thread_id, thread_user in users_by_thread.items():
+                users_by_thread[partition.thread] = UsersOfRow.read(row)
+    for thread_id, thread_users in users_by_thread.items():
         for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id), settings):
             message, its_run = standing.message, standing.run
-            run_user = thread_user or user_of_options(message.options)
+            run_user = thread_users.choose_for(user_of_options(message.options))
             unfinished_id = message.id if its_run is None else its_run.id
             if user in (None, run_user) and run_id in (None, unfinished_id, message.id):
                 yield Unfinished(thread_id, unfinished_id, run_user, its_run is not None)

@@ -14,7 +14,6 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.queue import inbox
 from perdure.engine.threads import tags
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import BadSetting, Contention, Corrupt
@@ -24,16 +23,12 @@ from perdure.model.model_calls import NO_PRICES, Prices, total
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.runtime.operations.failures import failure_of
+from perdure.runtime.operations.thread_users import find_owner, load_users
 from perdure.runtime.operations.walk_by_activity import ThreadWalk, VisitedThread
-from perdure.runtime.operations.word_search import find_excerpt, has_words, words_of
+from perdure.runtime.operations.word_search import Excerpt, find_excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.user_and_title import (
-    find_title,
-    find_user,
-    user_of_message,
-    user_of_options,
-)
+from perdure.runtime.threads.user_and_title import find_title
 from perdure.storage.port import arun
 
 R = TypeVar("R")
@@ -49,8 +44,9 @@ class ThreadQuery(NamedTuple):
 
     Attributes:
         title: part of the title, in either case.
-        user: the user that its metadata names, or else that of its newest run or, before any, of its newest
-            message.
+        user: one of its users: the owner that its metadata names, or else those of all of its runs or, before
+            any, that of its newest message.
+        graph: the graph that its metadata name, or else that of its newest run.
         metadata: JSON data that its metadata contain.
         error: part of the type or the text of the error of its newest run, in either case.
         tag: name of a tag in the thread.
@@ -66,6 +62,7 @@ class ThreadQuery(NamedTuple):
 
     title: str | None = None
     user: str | None = None
+    graph: str | None = None
     metadata: Mapping[str, Any] | None = None
     error: str | None = None
     tag: str | None = None
@@ -89,7 +86,9 @@ class ThreadQuery(NamedTuple):
             return False
         if self.title is not None and self.title.casefold() not in find_title(row.metadata).casefold():
             return False
-        if self.user is not None and find_user(row.metadata) not in (None, self.user):
+        if self.user is not None and find_owner(row) not in (None, self.user):
+            return False
+        if self.graph is not None and find_graph(row) != self.graph:
             return False
         if self.metadata is not None and not contains(row.metadata, self.metadata):
             return False
@@ -108,14 +107,18 @@ class ThreadMatch(NamedTuple):
         cursor: where to continue after it.
         row: the thread, ``None`` if it does not match.
         excerpt: the part of the conversation with the words.
+        speaker: who said it: the role of the message, with the name if it has one.
         cost: the cost, if the query has one.
+        users: its users, if the query has one.
         examined: the number of threads that were examined since the step before.
     """
 
     cursor: str
     row: ThreadRow | None
     excerpt: str | None = None
+    speaker: str | None = None
     cost: float | None = None
+    users: frozenset[str] = frozenset()
     examined: int = 1
 
 
@@ -164,7 +167,12 @@ async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) ->
     if row is None or not query.is_met(row):
         return no_match
     partition = Partition(walk.tenant, row.thread_id)
-    if not await _meets_rest(walk.database, partition, row, query):
+    users = frozenset[str]()
+    if query.user is not None:
+        users = await load_users(walk.database, partition, row)
+        if query.user not in users:
+            return no_match
+    if query.tag is not None and not await _has_tag(walk.database, partition, query.tag):
         return no_match
     part = await _find_words(walk.database, partition, row, words_of(query.words or ""))
     if part is None:
@@ -174,63 +182,47 @@ async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) ->
         cost = await _compute_cost(walk.database, partition, query.prices)
         if cost is None or cost < query.cost:
             return no_match
-    return ThreadMatch(step.cursor, row, part or None, cost, step.examined)
+    return ThreadMatch(step.cursor, row, part.text or None, part.speaker or None, cost, users, step.examined)
 
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
     """Return True if this thread and all that follow were changed too long ago. An unreadable thread may have
-    no time."""
+    no time, and one whose first message waits has none."""
     return (
         walk.is_by_time
         and row.fault is None
         and not walk.is_oldest_first
         and query.since is not None
-        and row.updated_at < query.since
+        and 0 < row.updated_at < query.since
     )
 
 
-async def _meets_rest(
-    database: DatabaseHandle, partition: Partition, row: ThreadRow, query: ThreadQuery
-) -> bool:
-    """Return True if a thread has the user and the tag; False if that cannot be read, as the search has to go
-    on with the next thread."""
-    try:
-        if query.user is not None and query.user != await load_user(database, partition, row):
-            return False
-        return query.tag is None or await _has_tag(database, partition, query.tag)
-    except Corrupt:
-        return False
-
-
-async def load_user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
-    """Return the user of a thread: the one of its newest run if its metadata names none, and that of its
-    newest message if none has begun."""
-    user = find_user(row.metadata)
-    if user is not None:
-        return user
-    if row.run is not None:
-        return await database.arun(user_of_message(partition, row.run.first))
-    for newest in await database.arun(inbox.read_latest(partition, 1)):
-        return user_of_options(newest.message.options)
-    return None
+def find_graph(row: ThreadRow) -> str | None:
+    """Return the graph of a thread: the one that its metadata name, or else that of its newest run."""
+    return row.graph_id or (None if row.run is None else row.run.graph)
 
 
 async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:
-    stored_tags = await database.arun(tags.list_tags(partition))
+    """Return True if a thread has a tag; False if that cannot be read, as the search has to go on with the
+    next thread."""
+    try:
+        stored_tags = await database.arun(tags.list_tags(partition))
+    except Corrupt:
+        return False
     return any(tag.key[0] == name for tag in stored_tags)
 
 
 async def _find_words(
     database: DatabaseHandle, partition: Partition, row: ThreadRow, wanted: list[str]
-) -> str | None:
-    """Return the part of a conversation with the words, ``""`` if the title has them or no words are asked
-    for, ``None`` if neither has them or the state cannot be read."""
+) -> Excerpt | None:
+    """Return the part of a conversation with the words, an empty one if the title has them or no words are
+    asked for, ``None`` if neither has them or the state cannot be read."""
     if not wanted or has_words(find_title(row.metadata), wanted):
-        return ""
+        return Excerpt()
     if not row.has_state:
         return None
 
-    def read() -> Program[str | None]:
+    def read() -> Program[Excerpt | None]:
         _, messages = yield from find_conversation(partition, database.digest)
         if messages is None:
             return None

@@ -1,34 +1,35 @@
-"""Removal of everything of a user: what is found, and the order in which it is removed. Its caller decides
-who may do that, and how a thread is removed."""
+"""Everything that is stored of a user: what is found, for a view and for the removal, and the order in which
+it is removed. Its caller decides who may do that, and how a thread is removed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import versioned_documents
+from perdure.engine.complete_reads import PAGE
 from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
+from perdure.engine.threads.measure import measure
 from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Contention, Corrupt
+from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
-from perdure.model.records import SERVER, Partition
+from perdure.model.ops import Fetch, FindThreads, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHAT, RUN, SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.agents.run_user import user_of_config
-from perdure.runtime.operations.thread_search import ThreadQuery, load_user, search
+from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import ThreadRow, load_row
-from perdure.runtime.threads.user_and_title import (
-    find_user,
-    read_users,
-    user_of_options,
-)
+from perdure.runtime.threads.rows import load_row
+from perdure.runtime.threads.user_and_title import find_user, user_of_options
 
 _ASSISTANT = "assistant"
 
@@ -98,28 +99,13 @@ class UserThread(NamedTuple):
 
 
 async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[UserThread, None]:
-    """Yield the threads of a tenant by their ids, those that name a user with their other users. A thread
-    that an application created has the owner that its metadata names; any other one has the users of all of
-    its runs, not only that of the latest."""
+    """Yield the threads of a tenant by their ids, those of a user with their other users, as a search for the
+    user finds them."""
     by_id = walk._replace(is_by_id=True)
-    async with aclosing(search(by_id, ThreadQuery(), cursor)) as steps:
+    async with aclosing(search(by_id, ThreadQuery(user=user), cursor)) as steps:
         async for step in steps:
-            users = set[str]() if step.row is None else await _load_users(walk, step.row)
-            if step.row is not None and user in users:
-                yield UserThread(step.cursor, step.row.thread_id, users - {user})
-            else:
-                yield UserThread(step.cursor, None, frozenset())
-
-
-async def _load_users(walk: ThreadWalk, row: ThreadRow) -> set[str]:
-    database, partition = walk.database, Partition(walk.tenant, row.thread_id)
-    users = set[str | None]()
-    # What cannot be read does not end the removal of the other threads.
-    with suppress(Corrupt, Contention):
-        users.add(await load_user(database, partition, row))
-        if not (row.has_document and find_user(row.metadata) is not None):
-            users |= await database.arun(read_users(partition))
-    return {name for name in users if name is not None}
+            thread_id = None if step.row is None else step.row.thread_id
+            yield UserThread(step.cursor, thread_id, step.users - {user})
 
 
 async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
@@ -135,27 +121,107 @@ async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
     return found
 
 
+class UserData(NamedTuple):
+    """What goes with a user beside the listed threads. The removal and the view of what is stored are both
+    made from it.
+
+    Attributes:
+        crons: The user's crons.
+        assistants: The ids of the user's assistants.
+        memories: The user's memories.
+        unlisted: Threads in no listing that have messages of the user.
+    """
+
+    crons: Sequence[crons.Cron]
+    assistants: Sequence[str]
+    memories: Sequence[Memory]
+    unlisted: Set[str]
+
+
+async def find_user_data(walk: ThreadWalk, user: str, memories: Sequence[Memory]) -> UserData:
+    """Return what goes with a user beside the listed threads; the caller knows where memories may be."""
+    own_crons = await find_crons(walk.database, walk.tenant, user)
+    own_assistants = await find_assistants(walk.database, walk.tenant, user)
+    return UserData(own_crons, own_assistants, memories, await find_unlisted(walk, user))
+
+
+async def describe_user_data(
+    walk: ThreadWalk, user: str, data: UserData, store: PerdureStore
+) -> dict[str, Any]:
+    """Return what is stored of a user beside the listed threads as JSON data: the ids of ``crons``,
+    ``assistants`` and ``unlisted`` threads, and the number of ``entries`` of memories, all of which go with
+    the user; and the numbers of ``items`` in the store, in namespaces with the user's id as a label, and of
+    private chats with ``sessions``, which stay."""
+    entries, of_user = 0, _labels_of_user(user)
+    for memory in data.memories:
+        entries += len(await memory.afacts(history=True)) + len(await memory.asummaries())
+    places = [memory.namespace for memory in data.memories]
+
+    def stays(labels: tuple[str, ...]) -> bool:
+        return not of_user.isdisjoint(labels) and not any(labels[: len(at)] == at for at in places)
+
+    return {
+        "crons": sorted(cron.id for cron in data.crons),
+        "assistants": sorted(data.assistants),
+        "unlisted": sorted(data.unlisted),
+        "entries": entries,
+        "items": await store.acount_items(stays),
+        "sessions": len(await walk.database.arun(_find_chats(walk.tenant, user))),
+    }
+
+
+async def describe_user_thread(walk: ThreadWalk, thread_id: str, others: Iterable[str]) -> dict[str, Any]:
+    """Return the numbers of a user's thread as JSON data: its ``runs``, its ``bytes``, ``None`` if it cannot
+    be measured, and the ``others`` whom it names, for whom it stays."""
+    partition = Partition(walk.tenant, thread_id)
+    size = None
+    with suppress(Corrupt, Contention):
+        size = (await walk.database.arun(measure(partition, walk.database.digest))).total
+    runs = await walk.database.arun(_count_runs(partition))
+    return {"runs": runs, "bytes": size, "others": sorted(others)}
+
+
+def _count_runs(partition: Partition) -> Program[int]:
+    count, after = 0, None
+    while True:
+        page = Range(RUN, by="first", after=after, limit=PAGE, bodies=False)
+        (records,) = yield from ask(Fetch(partition, (page,)))
+        count += len(records)
+        if len(records) < PAGE:
+            return count
+        after = records[-1].fields["first"]
+
+
+def _find_chats(tenant: str, user: str) -> Program[list[Partition]]:
+    """Return the partitions with the sessions of the private chats of a user: the user of such a chat is
+    named by its channel and its id."""
+    found: list[Partition] = []
+    after: Partition | None = None
+    while user.count(":") == 1:
+        find = FindThreads(tenant, after=after, limit=PAGE, space=SERVER, prefix=f"{CHAT}{user}:")
+        page = yield from ask(find)
+        found += [hit.partition for hit in page]
+        if len(page) < PAGE:
+            break
+        after = page[-1].partition
+    return found
+
+
 class RemovalTerms(NamedTuple):
     """Terms of a removal: its parts beside the listed threads, and how the caller removes a thread.
 
     Attributes:
-        own_crons: The user's crons.
-        own_assistants: The ids of the user's assistants.
-        memories: The user's memories.
+        data: What goes beside the listed threads. Those in no listing are found before ``end_runs``, which
+            may end the messages that show whose threads they are.
         remove_thread: Removes a listed thread; returns False if it stays.
         remove_unlisted: Removes a thread that is in no listing; returns False if it stays.
-        unlisted: Threads in no listing that were found before ``end_runs``, which may end the messages that
-            show whose threads they are.
         end_runs: Ends the user's runs; called once nothing of the user can begin another.
         record: Returns a context around the last step, with a dict that receives the number of ``entries``.
     """
 
-    own_crons: Sequence[crons.Cron]
-    own_assistants: Sequence[str]
-    memories: Sequence[Memory]
+    data: UserData
     remove_thread: Callable[[str], Awaitable[bool]]
     remove_unlisted: Callable[[str], Awaitable[bool]]
-    unlisted: Collection[str] = ()
     end_runs: Callable[[], Awaitable[None]] | None = None
     record: Callable[[], AbstractAsyncContextManager[dict[str, Any]]] = lambda: nullcontext({})
 
@@ -182,15 +248,15 @@ async def remove_user(
     the threads, and then what is known of the user. Threads that name other users, too, stay. At the end it
     empties the database's log."""
     if not cursor:
-        for cron in terms.own_crons:
+        for cron in terms.data.crons:
             await walk.database.arun(crons.remove(crons.place(walk.tenant), cron.id))
-        for assistant_id in terms.own_assistants:
+        for assistant_id in terms.data.assistants:
             program = versioned_documents.remove(_place_assistants(walk.tenant), _ASSISTANT, assistant_id)
             await walk.database.arun(program)
         await terms.remove_unlisted(lane_of(user))
         if terms.end_runs is not None:
             await terms.end_runs()
-        yield Removed(crons=len(terms.own_crons), assistants=len(terms.own_assistants))
+        yield Removed(crons=len(terms.data.crons), assistants=len(terms.data.assistants))
     listed = set[str]()
     async with aclosing(find_threads(walk, user, cursor)) as steps:
         async for step in steps:
@@ -202,9 +268,9 @@ async def remove_user(
     async with terms.record() as record:
         threads = 0
         # A thread whose messages were ended may be listed by now, and so was removed above.
-        for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
+        for thread_id in sorted({*terms.data.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
-        record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
+        record["entries"] = entries = sum([await memory.aforget() for memory in terms.data.memories])
         await _remove_names(walk, user)
     is_cut = await walk.database.acut_log()
     yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
@@ -213,9 +279,15 @@ async def remove_user(
 async def _remove_names(walk: ThreadWalk, user: str) -> None:
     """Remove the names of all namespaces of the store that hold nothing and have the user among their labels,
     also of those whose items a program removed earlier."""
-    of_user = {user}
-    with suppress(ValueError):
-        of_user.add(namespace_of(user, ())[0])
+    of_user = _labels_of_user(user)
     await walk.database.arun(
         items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
     )
+
+
+def _labels_of_user(user: str) -> set[str]:
+    """Return the labels that name a user in a namespace: the id, and its form in those of memories."""
+    labels = {user}
+    with suppress(ValueError):
+        labels.add(namespace_of(user, ())[0])
+    return labels

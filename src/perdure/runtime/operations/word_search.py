@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.langgraph.reading.delta_values import plain_of
 from perdure.model.values.joined_values import pack_tree
@@ -11,6 +11,13 @@ from perdure.model.values.tree import EncodedList
 
 _EXCERPT = 90
 _BEFORE = 30
+
+
+class Excerpt(NamedTuple):
+    """A part of a message, and who said it: its role, with the name if it has one; empty if not known."""
+
+    text: str = ""
+    speaker: str = ""
 
 
 def words_of(text: str) -> list[str]:
@@ -24,7 +31,7 @@ def has_words(text: str, wanted: Sequence[str]) -> bool:
     return all(word in folded for word in wanted)
 
 
-def excerpt(messages: Any, wanted: Sequence[str]) -> str | None:
+def excerpt(messages: Any, wanted: Sequence[str]) -> Excerpt | None:
     """Return the part of the latest matching message around the first word, ``None`` if none matches.
 
     Args:
@@ -42,11 +49,11 @@ def excerpt(messages: Any, wanted: Sequence[str]) -> str | None:
                 if begin and " " in line[begin:word]:
                     begin = line.index(" ", begin) + 1
                 start, end = "…" if begin else "", "…" if begin + _EXCERPT < len(line) else ""
-                return f"{start}{line[begin : begin + _EXCERPT]}{end}"
+                return Excerpt(f"{start}{line[begin : begin + _EXCERPT]}{end}", _find_speaker(message))
     return None
 
 
-def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> str | None:
+def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> Excerpt | None:
     """Return the result of ``excerpt`` for stored messages: only those whose bytes contain all words are
     decoded."""
     for item in reversed(messages.items):
@@ -57,15 +64,23 @@ def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> str | None:
     return None
 
 
-def _list_texts(message: Any) -> Iterator[str]:
+def _fields_of(message: Any) -> Mapping[str, Any]:
     # In its plain form a message is a mapping of its type and, as ``value``, its fields.
     if isinstance(message, Mapping) and "content" not in message:
         fields = message.get("value")
     else:
         fields = message
-    content = None
-    if isinstance(fields, Mapping):
-        content = fields.get("content")
+    return fields if isinstance(fields, Mapping) else {}
+
+
+def _find_speaker(message: Any) -> str:
+    fields = _fields_of(message)
+    role, name = fields.get("type", fields.get("role")), fields.get("name")
+    return " ".join(each for each in (role, name) if isinstance(each, str) and each)
+
+
+def _list_texts(message: Any) -> Iterator[str]:
+    content = _fields_of(message).get("content")
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():

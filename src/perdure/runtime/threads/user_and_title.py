@@ -45,15 +45,13 @@ def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
 def read_users(partition: Partition) -> Program[set[str]]:
     """Return the users whom the metadata of a thread's stored checkpoints name."""
     users = set[str]()
-    below: int | None = None
-    while True:
-        page = yield from history.read_page(partition, ROOT, below=below, limit=history.PAGE)
-        users.update(
-            user for record in page if (user := find_user(plain_reading.metadata_of(record))) is not None
-        )
-        if len(page) < history.PAGE:
-            return users
-        below = page[-1].seq
+    # The checkpoints of one run name the same user, so one of them is read, however many there are.
+    names = yield from history.list_newest_of_runs(partition, ROOT)
+    for at in range(0, len(names), history.PAGE):
+        records = yield from history.find_all(partition, ROOT, names[at : at + history.PAGE])
+        found = (find_user(plain_reading.metadata_of(record)) for record in records)
+        users.update(user for user in found if user is not None)
+    return users
 
 
 def find_title(metadata: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import api
 from perdure.inspector.access import (
     PERMISSIONS,
+    DataRight,
     ReplayGraphs,
     ReplaySource,
     RunStart,
@@ -116,8 +117,9 @@ class ServerAccess:
     def agents(self) -> Iterable[Agent]:
         return self._caller.host.runtime.graphs.values()
 
-    async def authorize_user_removal(
+    async def authorize_user_data(
         self,
+        right: DataRight,
         cron_ids: Sequence[str],
         assistant_ids: Sequence[str],
         namespaces: Sequence[tuple[str, ...]],
@@ -127,8 +129,16 @@ class ServerAccess:
         wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in namespaces)
         for resource, value in wanted:
             before = dict(value)
-            if await self._caller.may(resource, "delete", value) is not None or value != before:
-                raise NotAllowed(f"what is stored of this user in {resource} is not yours to delete")
+            # Handlers have no right to read an item of the store, but one to get it.
+            action = "get" if (resource, right) == ("store", "read") else right
+            try:
+                conditions = await self._caller.may(resource, action, value)
+            except Refusal as refused:
+                if refused.status != HTTPStatus.FORBIDDEN:
+                    raise
+                raise NotAllowed(refused.detail) from refused
+            if conditions is not None or value != before:
+                raise NotAllowed(f"what is stored of this user in {resource} is not yours to {right}")
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         await self.find_thread(thread_id)

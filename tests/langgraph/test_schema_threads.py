@@ -256,6 +256,22 @@ def test_a_pinned_thread_is_not_migrated(db: perdure.SyncDatabase) -> None:
         handle_of(db).run(schema_pin.pin(Partition("", "none"), 1, now=1))
 
 
+def test_a_copy_of_a_pinned_thread_is_pinned(db: perdure.SyncDatabase) -> None:
+    talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    db.checkpointer().copy_thread("t", "copy")
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), None, now=2))
+    graph = talk(db, "words", Schema(2, [rename_channel(2, "lines", "words")]))
+    there: Any = {"configurable": {"thread_id": "copy"}}
+    with pytest.raises(ThreadPinned, match="thread 'copy' is pinned to schema version 1"):
+        graph.invoke({"words": ["b"]}, there)
+    handle_of(db).run(schema_pin.pin(Partition("", "copy"), None, now=3))
+    assert graph.invoke({"words": ["b"]}, there)["words"] == ["a", "re a", "b", "re b"]
+    db.checkpointer().copy_thread("t", "second")
+    assert handle_of(db).run(schema_pin.read_pin(Partition("", "second"))) is None
+    assert db.fsck("copy") == []
+
+
 def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.SyncDatabase) -> None:
     talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
     saver = db.checkpointer(schema=Schema(2))

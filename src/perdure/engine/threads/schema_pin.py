@@ -29,6 +29,12 @@ def read_pin(partition: Partition) -> Program[int | None]:
     return int(found.body[_VERSION])
 
 
+def plan_copy(partition: Partition) -> Program[tuple[Put, ...]]:
+    """Return the operation that gives a copy of a thread the same pin; none if the thread is not pinned."""
+    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
+    return tuple(Put(DOCUMENT, _PIN, each.fields, each.body, version=each.version) for each in found)
+
+
 def require_unpinned(partition: Partition, version: int) -> Program[None]:
     """Raise ``ThreadPinned`` if a thread may not be migrated to a schema version."""
     found = yield from read_pin(partition)

@@ -390,3 +390,14 @@ def test_a_thread_with_a_part_of_a_newer_step_is_not_pinned_below_it(db: perdure
         assert handle_of(db).run(schema_pin.read_pin(Partition("", "t"))) == earlier
     assert saver.get_tuple(CONFIG) is not None, "the newer version goes on"
     handle_of(db).run(schema_pin.pin(Partition("", "t"), 2, now=3))
+
+
+def test_a_thread_is_not_pinned_below_the_version_that_has_stored_it(db: perdure.SyncDatabase) -> None:
+    talk(db, "words", Schema(3)).invoke({"words": ["a"]}, CONFIG)
+    for version in (1, 2):
+        refused = f"at schema version 3, which version {version} cannot read; .* Pin it to version 3"
+        with pytest.raises(Conflict, match=refused):
+            handle_of(db).run(schema_pin.pin(Partition("", "t"), version, now=1))
+    assert handle_of(db).run(schema_pin.read_pin(Partition("", "t"))) is None
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 3, now=1))
+    assert talk(db, "words", Schema(3)).invoke({"words": ["b"]}, CONFIG)["n"] == 2

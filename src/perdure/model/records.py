@@ -315,6 +315,10 @@ LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents are
 copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
 
+CHAT_SESSIONS = "chat:"
+"""Start of the names of the partitions, in the space ``SERVER``, with the sessions of chats. The address of
+the chat follows, with which the names of its threads start."""
+
 EXPIRING = "expiring"
 """Collection in the partition ``LISTED``: an empty document, under the thread's name, for each thread with a
 time to live of its own. Its ``updated_at`` is the time at which the thread expires."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
@@ -15,7 +16,9 @@ from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Contention, Corrupt
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
-from perdure.model.records import SERVER, Partition
+from perdure.model.ops import Drop, FindThreads
+from perdure.model.program import Program, ask
+from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
@@ -206,6 +209,7 @@ async def remove_user(
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
         await _remove_names(walk, user)
+        await walk.database.arun(_remove_chat_sessions(walk.tenant, user))
     is_cut = await walk.database.acut_log()
     yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
 
@@ -219,3 +223,19 @@ async def _remove_names(walk: ThreadWalk, user: str) -> None:
     await walk.database.arun(
         items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
     )
+
+
+def _remove_chat_sessions(tenant: str, user: str) -> Program[None]:
+    """Remove the sessions of the user's chats that have no thread any more: their names have the provider's
+    id of the chat. The id of a user who writes in a chat starts with the channel and the chat."""
+    channel, is_of_channel, rest = user.partition(":")
+    if not is_of_channel:
+        return
+    prefix = f"{CHAT_SESSIONS}{channel}:{rest.partition(':')[0]}:"
+    find = FindThreads(tenant, space=SERVER, prefix=prefix)
+    while found := (yield from ask(find)):
+        for hit in found:
+            address = hit.partition.thread.removeprefix(CHAT_SESSIONS)
+            if not (yield from ask(FindThreads(tenant, prefix=address, limit=1))):
+                yield from ask(Drop(hit.partition))
+        find = replace(find, after=found[-1].partition)

@@ -97,11 +97,11 @@ def test_maintenance_of_threads_names_an_argument_of_another_type_and_changes_no
         with pytest.raises(TypeError, match=r"run_ids takes .*; (for one \w+ write|pass)"):
             call("delete_for_runs", wrong)
     for wrong in NO_ID:
-        with pytest.raises(TypeError, match="thread_id takes one id, .*; pass"):
+        with pytest.raises(TypeError, match=r"thread_id takes one id, .*; pass"):
             call("delete_thread", wrong)
-        with pytest.raises(TypeError, match="source_thread_id takes one id, .*; pass"):
+        with pytest.raises(TypeError, match=r"source_thread_id takes one id, .*; pass"):
             call("copy_thread", wrong, "new")
-        with pytest.raises(TypeError, match="target_thread_id takes one id, .*; pass"):
+        with pytest.raises(TypeError, match=r"target_thread_id takes one id, .*; pass"):
             call("copy_thread", "ab", wrong)
     assert read() == before
     call("prune", (uuid.UUID(int=1), 3), strategy="delete")

@@ -101,17 +101,16 @@ def test_an_unknown_checkpoint_is_named_and_nothing_is_stored(
         unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "1f0-unknown"}}
         given: Any = {"said": ["instead"]}
 
-        async def call() -> object:
+        def call() -> object:
+            if is_run and is_async:
+                return asyncio.run(graph.ainvoke(given, unknown))
             if is_run:
-                return await graph.ainvoke(given, unknown)
-            return await graph.aupdate_state(unknown, given)
+                return graph.invoke(given, unknown)
+            if is_async:
+                return asyncio.run(graph.aupdate_state(unknown, given))
+            return graph.update_state(unknown, given)
 
         with pytest.raises(NotFound, match="thread 't' has no checkpoint 1f0-unknown"):
-            if is_async:
-                asyncio.run(call())
-            elif is_run:
-                graph.invoke(given, unknown)
-            else:
-                graph.update_state(unknown, given)
+            call()
         assert list(graph.get_state_history(config("t"))) == before
         assert db.fsck("t") == []

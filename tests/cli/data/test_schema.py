@@ -199,7 +199,7 @@ def test_a_thread_is_pinned_and_released(shell: Shell, tmp_path: Path) -> None:
 def test_a_thread_is_pinned_to_a_version_that_can_serve_it_alone(shell: Shell, tmp_path: Path) -> None:
     old_threads(tmp_path, shell, "a")
     assert "which graph?" in shell("pin", "a", "2")[2]
-    assert "3 is no version of the schema, which has the versions up to 2" in shell(
+    assert "the schema does not have version 3, only those up to 2" in shell(
         "pin", "a", "3", "--graph", "app:agent"
     )[2].replace("\n", " ")
     assert "0 pinned" in shell("plan", "app:agent")[1]

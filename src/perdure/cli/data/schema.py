@@ -299,8 +299,8 @@ def _require_version(
     newest = max(_load_agent(each, schema_place)[1].version for each in chosen)
     if version > newest:
         raise BadSetting(
-            f"{version} is no version of the schema, which has the versions up to {newest}; nothing was "
-            "pinned. Take one of these, or name the graph that has it with --graph"
+            f"the schema does not have version {version}, only those up to {newest}; nothing was pinned. "
+            "Take one of these, or name the graph that has it with --graph"
         )
 
 

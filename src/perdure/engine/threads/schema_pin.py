@@ -131,8 +131,9 @@ def _require_reached(partition: Partition, checkpoint_id: str, version: int) -> 
     stored = yield from _read_version_at(partition, checkpoint_id)
     if stored > version:
         raise Conflict(
-            f"thread {partition.thread!r} is at schema version {stored}, which version {version} cannot read; "
-            f"it was not pinned. Pin it to version {stored}, or fork it from a checkpoint of version {version}"
+            f"thread {partition.thread!r} is at schema version {stored}, which version {version} cannot "
+            f"read; it was not pinned. Pin it to version {stored}, or fork it from a checkpoint of version "
+            f"{version}"
         )
 
 

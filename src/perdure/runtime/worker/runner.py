@@ -515,9 +515,7 @@ class Runner:
         self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
-    async def _give_up(
-        self, held: HeldRun, why: Mapping[str, Any], unfit: UnfitAnswer | None = None
-    ) -> bool:
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], unfit: UnfitAnswer | None = None) -> bool:
         """End a run that has failed, with the agent's apology, or with what is wrong with its answer."""
         options = Options.read_if_readable(held.messages[0].options)
         policy = None if options is None else options.on_failure

@@ -197,9 +197,9 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
     cycle.scope["state"] = dict(state)
     is_done = True
 
-    async def answer(*call: Any) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
         try:
-            await app(*call)
+            await app(scope, receive, send)
         except BaseException:
             # Mangum logs the traceback of every error, also of those that the end of the time has caused.
             if is_done:

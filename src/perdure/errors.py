@@ -11,6 +11,7 @@
     │   ├── NotWaiting      an answer to a thread that does not wait for it
     │   └── OtherGraph      the thread's state belongs to another graph
     ├── NotFound            the named checkpoint, thread or tag is not stored
+    │   └── MissingStart    the checkpoint from which a run was to start is not stored
     ├── NotAllowed          the call needs a right that was not requested by name
     ├── Corrupt             stored bytes do not match their name
     │   └── DecryptionError stored bytes cannot be decrypted with the given keys, or are not encrypted
@@ -106,6 +107,11 @@ class OtherGraph(Conflict):
 
 class NotFound(PerdureError):
     """The named checkpoint, thread or tag is not stored."""
+
+
+class MissingStart(NotFound):
+    """The checkpoint from which a run was to start was pruned, or never existed: start from one that is
+    listed. The thread is unchanged."""
 
 
 class NotAllowed(PerdureError):

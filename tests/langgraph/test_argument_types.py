@@ -5,6 +5,8 @@ Covers perdure.langgraph.store_arguments, perdure.langgraph.listing, perdure.mod
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import Callable
 from math import inf, nan
 from typing import Any, cast
@@ -64,6 +66,47 @@ def test_a_listing_of_checkpoints_takes_whole_numbers_only(on: str) -> None:
                     list(saver.list(config, limit=wrong))
             for limit, number in ((None, 1), (1 << 70, 1), (1, 1), (0, 0), (-1, 0)):
                 assert len(list(saver.list(config, limit=limit))) == number
+
+
+NO_LIST: tuple[Any, ...] = (None, 3, "ab", b"ab", [None], ["ab", None], ["ab", ["ab"]], [True])
+NO_ID: tuple[Any, ...] = (None, True, ["ab"], b"ab", {"ab": 1}, 1.5)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_maintenance_of_threads_names_an_argument_of_another_type_and_changes_nothing(is_async: bool) -> None:
+    backend = Backend(MemoryDriver())
+    saver: Any = backend.saver()
+    for thread in ("ab", "a", "b", "3"):
+        here: Any = {"configurable": {**CONFIG["configurable"], "thread_id": thread}}
+        saver.put(here, empty_checkpoint(), {"source": "loop", "step": 0, "run_id": thread}, {})
+
+    def call(name: str, *given: Any, **named: Any) -> None:
+        if is_async:
+            asyncio.run(getattr(saver, f"a{name}")(*given, **named))
+        else:
+            getattr(saver, name)(*given, **named)
+
+    def read() -> list[str]:
+        every = backend.saver(may_list_all_threads=True).list(None)
+        return sorted(one.config["configurable"]["thread_id"] for one in every)
+
+    before = read()
+    for wrong in NO_LIST:
+        with pytest.raises(TypeError, match=r"thread_ids takes .*; (for one \w+ write|pass)"):
+            call("prune", wrong, strategy="delete")
+        with pytest.raises(TypeError, match=r"run_ids takes .*; (for one \w+ write|pass)"):
+            call("delete_for_runs", wrong)
+    for wrong in NO_ID:
+        with pytest.raises(TypeError, match=r"thread_id takes one id, .*; pass"):
+            call("delete_thread", wrong)
+        with pytest.raises(TypeError, match=r"source_thread_id takes one id, .*; pass"):
+            call("copy_thread", wrong, "new")
+        with pytest.raises(TypeError, match=r"target_thread_id takes one id, .*; pass"):
+            call("copy_thread", "ab", wrong)
+    assert read() == before
+    call("prune", (uuid.UUID(int=1), 3), strategy="delete")
+    call("delete_thread", 3)
+    assert read() == ["a", "ab", "b"]
 
 
 @pytest.mark.parametrize(

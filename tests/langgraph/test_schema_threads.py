@@ -256,6 +256,22 @@ def test_a_pinned_thread_is_not_migrated(db: perdure.SyncDatabase) -> None:
         handle_of(db).run(schema_pin.pin(Partition("", "none"), 1, now=1))
 
 
+def test_a_copy_of_a_pinned_thread_is_pinned(db: perdure.SyncDatabase) -> None:
+    talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
+    db.checkpointer().copy_thread("t", "copy")
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), None, now=2))
+    graph = talk(db, "words", Schema(2, [rename_channel(2, "lines", "words")]))
+    there: Any = {"configurable": {"thread_id": "copy"}}
+    with pytest.raises(ThreadPinned, match="thread 'copy' is pinned to schema version 1"):
+        graph.invoke({"words": ["b"]}, there)
+    handle_of(db).run(schema_pin.pin(Partition("", "copy"), None, now=3))
+    assert graph.invoke({"words": ["b"]}, there)["words"] == ["a", "re a", "b", "re b"]
+    db.checkpointer().copy_thread("t", "second")
+    assert handle_of(db).run(schema_pin.read_pin(Partition("", "second"))) is None
+    assert db.fsck("copy") == []
+
+
 def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.SyncDatabase) -> None:
     talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
     saver = db.checkpointer(schema=Schema(2))
@@ -374,3 +390,14 @@ def test_a_thread_with_a_part_of_a_newer_step_is_not_pinned_below_it(db: perdure
         assert handle_of(db).run(schema_pin.read_pin(Partition("", "t"))) == earlier
     assert saver.get_tuple(CONFIG) is not None, "the newer version goes on"
     handle_of(db).run(schema_pin.pin(Partition("", "t"), 2, now=3))
+
+
+def test_a_thread_is_not_pinned_below_the_version_that_has_stored_it(db: perdure.SyncDatabase) -> None:
+    talk(db, "words", Schema(3)).invoke({"words": ["a"]}, CONFIG)
+    for version in (1, 2):
+        refused = f"at schema version 3, which version {version} cannot read; .* Pin it to version 3"
+        with pytest.raises(Conflict, match=refused):
+            handle_of(db).run(schema_pin.pin(Partition("", "t"), version, now=1))
+    assert handle_of(db).run(schema_pin.read_pin(Partition("", "t"))) is None
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 3, now=1))
+    assert talk(db, "words", Schema(3)).invoke({"words": ["b"]}, CONFIG)["n"] == 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 import perdure
+from perdure.errors import NotFound
+from perdure.langgraph.saver import OnConflict
 from tests.langgraph import graphs
 from tests.langgraph.graphs import STATES
 from tests.langgraph.savers import slow_root
@@ -81,3 +84,33 @@ def test_before_a_checkpoint_of_which_nothing_is_known_is_what_has_a_smaller_id(
         for unknown, wanted in (("0", []), (kept[0] + ".1", kept), (kept[0][:-1], kept[1:])):
             page = fresh.list(within, before={"configurable": {"checkpoint_id": unknown}})
             assert [item.checkpoint["id"] for item in page] == wanted
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "fork"])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_run", [False, True], ids=["edit", "run"])
+@pytest.mark.parametrize("exists", [False, True], ids=["no thread", "thread"])
+def test_an_unknown_checkpoint_is_named_and_nothing_is_stored(
+    on_conflict: OnConflict, is_async: bool, is_run: bool, exists: bool
+) -> None:
+    with perdure.connect_sync("memory://") as db:
+        graph = graphs.remembering(db.checkpointer(on_conflict=on_conflict))
+        if exists:
+            graph.invoke({"said": ["turn"]}, config("t"))
+        before = list(graph.get_state_history(config("t")))
+        unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "1f0-unknown"}}
+        given: Any = {"said": ["instead"]}
+
+        def call() -> object:
+            if is_run and is_async:
+                return asyncio.run(graph.ainvoke(given, unknown))
+            if is_run:
+                return graph.invoke(given, unknown)
+            if is_async:
+                return asyncio.run(graph.aupdate_state(unknown, given))
+            return graph.update_state(unknown, given)
+
+        with pytest.raises(NotFound, match="thread 't' has no checkpoint 1f0-unknown"):
+            call()
+        assert list(graph.get_state_history(config("t"))) == before
+        assert db.fsck("t") == []

@@ -62,6 +62,31 @@ def test_a_reply_with_half_of_a_character_is_sent_and_kept_in_the_state(storage:
     go(main())
 
 
+@pytest.mark.parametrize(
+    ("made", "place"),
+    [
+        (AIMessage("", tool_calls=[{"name": "f", "args": {HALF: 1}, "id": "1"}]), "].tool_calls[0]['args']"),
+        (AIMessage("", additional_kwargs={"a": {HALF: 1}}), "].additional_kwargs['a']"),
+    ],
+    ids=["call", "message"],
+)
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_half_of_a_character_in_a_key_fails_the_run_at_its_first_attempt_by_name(
+    memory: Storage, made: AIMessage, place: str, durability: Any
+) -> None:
+    async def main() -> None:
+        graph = graph_of(lambda state: {"messages": [made]})
+        async with Runtime(memory.database(), graph, settings=settings(), observers=()) as runtime:
+            given: Any = {"messages": [("user", "hello")]}
+            run = await runtime.wait(await runtime.submit("t", given, options=Options(durability=durability)))
+        assert (run.state, run.attempts, run.note["kind"]) == ("failed", 1, "Unserialisable")
+        assert "channel 'messages'[" in run.note["error"]
+        assert f"{place}: a lone surrogate" in run.note["error"]
+        assert "correct them in the node" in run.note["error"]
+
+    go(main())
+
+
 @pytest.mark.parametrize("is_middleware", [False, True], ids=["text", "review"])
 def test_a_question_with_half_of_a_character_is_asked_and_its_default_is_kept(
     near: Storage, *, is_middleware: bool

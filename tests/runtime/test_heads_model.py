@@ -273,7 +273,7 @@ class Machine:
         elif word != "boom":
             # What it was to start from was pruned before its first step.
             run = await self.runtime.wait(ticket, 30)
-            assert run.note["kind"] == "NotFound", run.note
+            assert run.note["kind"] == "MissingStart", run.note
 
     async def edit(self) -> None:
         found = await self.old() if self.random.random() < 0.5 else (THREAD, self.heads[-1].base)

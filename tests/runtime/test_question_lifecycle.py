@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel import Pregel
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
 from perdure.errors import Conflict, NotWaiting
@@ -241,6 +241,50 @@ def test_an_answer_that_does_not_fit_its_schema_is_given_anew(
             assert (await answered(runtime, {"number": 3})).state == "waiting"
             assert (await answered(runtime, "yes")).state == "done"
             assert await logged(runtime) == ["3", "yes"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+@pytest.mark.parametrize("shape", ["flat", "nested"])
+def test_of_several_answers_the_one_that_does_not_fit_is_named_with_what_became_of_the_others(
+    near: Storage, shape: str, on_failure: Literal["keep", "rollback"]
+) -> None:
+    ran: list[str] = []
+    is_answered: list[bool] = []
+
+    async def node(name: str) -> dict[str, Any]:
+        if name == "b" and is_answered:
+            await eventually(lambda: "a" in ran)
+        number = interrupt(name, response_schema=Number).number
+        ran.append(name)
+        return {"log": [f"{name} {number}"]}
+
+    builder = StateGraph(State).add_node("node", node)
+    flat = builder.add_conditional_edges(START, lambda _: [Send("node", name) for name in "ab"]).compile()
+    graph = flat if shape == "flat" else _nested(flat)
+
+    async def main() -> None:
+        terms = settings(attempts=5, on_failure=on_failure)
+        async with working(near.database(), graph, settings=terms) as runtime:
+            await said(runtime, {"log": []})
+            state = await runtime.graph("agent").aget_state(PLACE)
+            ids = {each.value: each.id for each in state.interrupts}
+            with pytest.raises(NotWaiting, match=f"not to '{'f' * 32}'; nothing of this answer was stored"):
+                await answered(runtime, {ids["a"]: {"number": 1}, "f" * 32: {"number": 2}})
+            is_answered.append(True)
+            failed = await answered(runtime, {ids["a"]: {"number": 1}, ids["b"]: "many"})
+            assert (failed.state, failed.attempts) == ("failed", 1)
+            assert f"the answer to {ids['b']!r} does not fit its question" in failed.note["error"]
+            if on_failure == "keep":
+                assert "those that are not open any more were taken" in failed.note["error"]
+            else:
+                assert "none of those that were given with it was taken" in failed.note["error"]
+            is_kept = on_failure == "keep" and shape == "flat"
+            assert sorted(await shown(runtime)) == (["b"] if is_kept else ["a", "b"])
+            again = {ids[name]: {"number": number} for name, number in (("a", 1), ("b", 2))[is_kept:]}
+            assert (await answered(runtime, again)).state == "done"
+            assert await logged(runtime) == ["a 1", "b 2"]
 
     go(main())
 

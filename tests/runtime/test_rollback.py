@@ -344,16 +344,19 @@ def test_a_subgraph_that_starts_from_an_old_state_writes_under_the_lease(near: S
     go(main())
 
 
-def test_a_run_from_a_checkpoint_that_is_gone_fails_by_name(near: Storage, talk: Talk) -> None:
+@pytest.mark.parametrize("is_pruned", [True, False], ids=["pruned", "unknown"])
+def test_a_run_from_a_checkpoint_that_is_not_stored_fails_at_once_by_name(
+    near: Storage, talk: Talk, is_pruned: bool
+) -> None:
     async def main() -> None:
         database = near.database()
-        async with working(database, talk.graph, settings=settings(attempts=2)) as runtime:
+        async with working(database, talk.graph, settings=settings(attempts=3)) as runtime:
             before = await turns(runtime, 3)
-            options = Options(checkpoint_id=at(database, talk, 2))
+            options = Options(checkpoint_id=at(database, talk, 2) if is_pruned else "1f0-unknown")
             await database.checkpointer().aprune(["ada"])
             run = await runtime.submit("ada", {"messages": [("user", "instead")]}, options=options)
             ended = await runtime.wait(run, 30)
-            assert (ended.state, ended.note["kind"]) == ("failed", "NotFound")
+            assert (ended.state, ended.note["kind"], ended.attempts) == ("failed", "MissingStart", 1)
             assert str(options.checkpoint_id) in ended.note["error"]
         assert await spoken(database, talk.graph, "ada") == before
 

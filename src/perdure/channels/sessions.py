@@ -14,7 +14,7 @@ from perdure.channels.addresses import ChatAddress
 from perdure.database.base import handle_of
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.model.records import CHAT, SERVER, Partition
+from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
 from perdure.runtime import Runtime
 
 _COLLECTION, _NAME = "channel", "sessions"
@@ -164,4 +164,4 @@ class Sessions:
 
     def _partition(self, chat: str, topic: str) -> Partition:
         name = ChatAddress(self._channel, chat, topic).thread_id
-        return Partition(self._tenant, f"{CHAT}{name}", SERVER)
+        return Partition(self._tenant, f"{CHAT_SESSIONS}{name}", SERVER)

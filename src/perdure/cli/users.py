@@ -88,8 +88,8 @@ def show(
 
     Threads come with their runs and bytes, and with the other users for whom they stay; --since limits them
     to those that changed. Each is read to measure it. The bytes are those of checkpoints, values and writes.
-    Items in the store that have the user's id as a label of their namespace, and the sessions of private
-    chats, stay. With --json the rest is in the last line.
+    Sessions of a chat go if no thread of the chat is left. Items in the store that have the user's id as a
+    label of their namespace stay. With --json the rest is in the last line.
     """
     from perdure.runtime.operations.user_removal import describe_user_data
 
@@ -128,11 +128,11 @@ def show(
         format_count(len(stored["crons"]), "cron"),
         format_count(len(stored["assistants"]), "assistant"),
         f"memories: {stored['entries']:,}",
+        f"sessions of {format_count(stored['sessions'], 'chat')}",
     ]
     stays = [
         format_count(sums["shared"], "shared thread"),
         f"{format_count(stored['items'], 'item')} in the store",
-        f"sessions of {format_count(stored['sessions'], 'private chat')}",
     ]
     changed = "" if since is None else " (of the threads only those that changed in this time)"
     say(f"goes with {quote_id(user)}{changed}: {', '.join(goes)}")

@@ -42,8 +42,9 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         cannot be read); and the ``others`` who have runs in it, for whom it stays; the number of threads
         ``examined``; the ``cursor`` to go on from, ``None`` at the end; and ``stored``, on the first page
         only, if the viewer may see all of it: the ids of the ``crons``, ``assistants`` and ``unlisted``
-        threads that wait to begin, and the number of ``entries`` of memories, which go with the user, and
-        the numbers of ``items`` in the store and of private chats with ``sessions``, which stay.
+        threads that wait to begin, and the number of ``entries`` of memories, which go with the user, the
+        number of chats with ``sessions``, which go if no thread of the chat is left, and that of ``items`` in
+        the store, which stay.
 
     Raises:
         BadSetting: No user is named, or a value cannot be used.

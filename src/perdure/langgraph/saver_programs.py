@@ -51,7 +51,7 @@ from perdure.langgraph.task_statements import TaskStatements, split_off_statemen
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values.datatypes import Allow
 from perdure.langgraph.values.serde import Serde
-from perdure.model.arguments import refuse_text
+from perdure.model.arguments import list_ids, refuse_text, require_id
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, claim, make_loop_name
@@ -129,7 +129,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _packer(self) -> Serde:
         return self._migration.serde
 
-    def _partition(self, thread_id: str) -> Partition:
+    def _partition(self, thread_id: object, what: str = "thread_id") -> Partition:
+        require_id(what, thread_id)
         return Partition(self._tenant, translate.read_thread_id(thread_id))
 
     def _first_version(self) -> int:
@@ -540,14 +541,13 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self.forget_thread(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:
-        here, there = self._partition(source), self._partition(target)
+        here, there = self._partition(source, "source_thread_id"), self._partition(target, "target_thread_id")
         yield from copying.copy_thread(here, there, self._digest, self._budget, self._first_version())
         self.forget_thread(there)
 
     def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
-        refuse_text("thread_ids", thread_ids)
         planner = keep_as_asked(strategy, keep_last)
-        for partition in map(self._partition, thread_ids):
+        for partition in list(map(self._partition, list_ids("thread_ids", thread_ids))):
             yield from checkpoint_removal.prune(partition, planner, self._digest, self._budget)
             if planner is keep_tagged:
                 self.forget_thread(partition)

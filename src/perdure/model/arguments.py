@@ -23,14 +23,35 @@ def refuse_text(what: str, values: object) -> None:
 def to_text_ids(what: str, ids: object) -> list[str]:
     """Return ids that are texts or UUIDs as texts; raise ``TypeError`` for any other. ``what`` names the
     argument."""
+    listed = list_ids(what, ids)
+    for each in listed:
+        if isinstance(each, int):
+            raise TypeError(f"{what} takes texts or UUIDs, not {type(each).__name__}; pass their ids as text")
+    return list(map(str, listed))
+
+
+def list_ids(what: str, ids: object) -> list[str | uuid.UUID | int]:
+    """Return a sequence of ids as a list; raise ``TypeError`` for anything else. ``what`` names the
+    argument."""
     refuse_text(what, ids)
     if not isinstance(ids, Iterable):
-        raise TypeError(f"{what} takes a sequence of texts or UUIDs, not {type(ids).__name__}")
+        raise TypeError(f"{what} takes a sequence of ids, not {type(ids).__name__}; for one id write [id]")
     listed = list(ids)
     for each in listed:
-        if not isinstance(each, str | uuid.UUID):
-            raise TypeError(f"{what} takes texts or UUIDs, not {type(each).__name__}")
-    return list(map(str, listed))
+        if not _is_id(each):
+            raise TypeError(f"{what} takes ids, none of which is {type(each).__name__}; pass them as text")
+    return listed
+
+
+def require_id(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but one id: text, a UUID or a whole number. ``what`` names the
+    argument."""
+    if not _is_id(value):
+        raise TypeError(f"{what} takes one id, not {type(value).__name__}; pass it as text")
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str | uuid.UUID | int) and not isinstance(value, bool)
 
 
 def require_text(what: str, value: object) -> None:

@@ -23,10 +23,6 @@ INTERNAL = "perdure.memory:"
 """Beginning of the names of threads that belong to the runtime itself; listings for clients omit them."""
 INTERNAL_END = "perdure.memory;"
 """First name after all of those."""
-CHAT = "chat:"
-"""Beginning of the names of the partitions, in the space ``SERVER``, with the sessions of a chat; the address
-of the chat follows."""
-
 OF_ITEMS = (STORE, SESSIONS)
 """Spaces whose partitions consist of items."""
 
@@ -317,6 +313,10 @@ EDITED = ("edited", "")
 LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents are
 copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
+
+CHAT_SESSIONS = "chat:"
+"""Start of the names of the partitions, in the space ``SERVER``, with the sessions of chats. The address of
+the chat follows, with which the names of its threads start."""
 
 EXPIRING = "expiring"
 """Collection in the partition ``LISTED``: an empty document, under the thread's name, for each thread with a

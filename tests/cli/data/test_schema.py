@@ -194,3 +194,14 @@ def test_a_thread_is_pinned_and_released(shell: Shell, tmp_path: Path) -> None:
     assert "there is no thread 'none'" in shell("pin", "none", "1")[2]
     assert shell("unpin", "a")[0] == 0
     assert "0 pinned" in shell("plan", "app:agent")[1]
+
+
+def test_a_thread_is_pinned_to_a_version_that_can_serve_it_alone(shell: Shell, tmp_path: Path) -> None:
+    old_threads(tmp_path, shell, "a")
+    assert "which graph?" in shell("pin", "a", "2")[2]
+    assert "the schema does not have version 3, only those up to 2" in shell(
+        "pin", "a", "3", "--graph", "app:agent"
+    )[2].replace("\n", " ")
+    assert "0 pinned" in shell("plan", "app:agent")[1]
+    assert shell("pin", "a", "2", "--graph", "app:agent")[:2] == (0, "a is pinned to schema version 2\n")
+    assert shell("pin", "a", "2", "--graph", "app:old", "--schema", "app:schema")[0] == 0

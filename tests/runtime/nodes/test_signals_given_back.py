@@ -146,3 +146,43 @@ def test_the_signal_of_a_failed_run_is_given_once_however_its_repetition_ends(ne
         assert database.fsck("t") == []
 
     go(main())
+
+
+@pytest.mark.parametrize("how", ["delete_for_runs", "fork"])
+def test_a_signal_that_a_run_has_received_is_not_given_back_when_its_checkpoints_go(
+    near: Storage, how: str
+) -> None:
+    """A fork leaves the branch with the signal, and a removal of checkpoints leaves the queue as it is."""
+
+    async def main() -> None:
+        shop, database = Shop(), near.database()
+        shop.gate.set()
+        async with working(database, shop.graph) as runtime:
+            await order(runtime)
+            head = next(iter(database.timeline("t"))).checkpoint_id
+            receipt = await runtime.signal("t", "payment", "receipt", key="evt_1")
+            assert receipt.run_id is not None
+            await eventually(lambda: shop.begun == 1)
+
+            async def is_over() -> bool:
+                return await states(runtime) == ["waiting", "done"]
+
+            await eventually_stored(is_over)
+            if how == "fork":
+                database.fork("t", head)
+            else:
+                database.checkpointer().delete_for_runs([receipt.run_id])
+            assert (await values(database, shop.graph, "t"))["notes"] == ["order"]
+            assert (await runtime.signal("t", "payment", "receipt", key="evt_1")).is_duplicate
+            await order(runtime)
+            assert (await runtime.signal("t", "payment", "another", key="evt_2")).run_id is not None
+
+            async def is_over_again() -> bool:
+                return (await states(runtime))[2:] == ["waiting", "done"]
+
+            await eventually_stored(is_over_again)
+            found = await values(database, shop.graph, "t")
+            assert found["notes"] == ["order", "order", "another", "shipped"]
+        assert database.fsck("t") == []
+
+    go(main())

@@ -247,9 +247,32 @@ def pin(
     thread_id: ThreadId,
     version: Annotated[int, typer.Argument(min=1, help="The schema version to keep the thread at")],
     *,
+    graph_word: Annotated[
+        str | None,
+        typer.Option(
+            "--graph",
+            metavar="GRAPH",
+            help="The graph or Agent of the thread, whose schema has the version: its place, or its name in "
+            "perdure.toml or langgraph.json; without it any graph there. Not needed for the version at "
+            "which the thread is stored",
+            show_default=False,
+        ),
+    ] = None,
+    schema_place: SchemaPlace = None,
+    config: Config = None,
     place: DataPlace,
 ) -> None:
-    """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
+    """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it.
+
+    A version that is older than what is stored of the thread is refused, and so is one that no schema has.
+    """
+    from perdure.engine.threads.schema_pin import read_stored_version
+    from perdure.model.records import Partition
+
+    with open_database(place) as database:
+        stored = handle_in(database).run(read_stored_version(Partition(place.tenant, thread_id)))
+    if version > stored:
+        _require_version(version, graph_word, schema_place, config)
     _pin(thread_id, version, place)
     say(f"{quote_id(thread_id)} is pinned to schema version {version}")
 
@@ -263,6 +286,22 @@ def unpin(
     """Remove the pin of a thread."""
     _pin(thread_id, None, place)
     say(f"{quote_id(thread_id)} is not pinned any more")
+
+
+def _require_version(
+    version: int, graph_word: str | None, schema_place: str | None, config: Path | None
+) -> None:
+    """Raise ``BadSetting`` for a version that no schema of the named graph, or of those of the settings, has
+    yet."""
+    from perdure.errors import BadSetting
+
+    chosen = _choose_graphs([] if graph_word is None else [graph_word], config)
+    newest = max(_load_agent(each, schema_place)[1].version for each in chosen)
+    if version > newest:
+        raise BadSetting(
+            f"the schema does not have version {version}, only those up to {newest}; nothing was pinned. "
+            "Take one of these, or name the graph that has it with --graph"
+        )
 
 
 def _pin(thread_id: str, version: int | None, place: DataPlace) -> None:

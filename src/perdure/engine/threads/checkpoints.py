@@ -22,7 +22,7 @@ from perdure.engine.threads.thread_state import (
 )
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import Budget, commit_with_chunks, retry_attempt
-from perdure.errors import Conflict, Corrupt, HeadConflict
+from perdure.errors import Conflict, Corrupt, HeadConflict, NotFound
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import (
@@ -206,6 +206,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
 
     def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
+        yield from self._require_start(view)
         decided = self._try_decide(view)
         if decided is None:
             return None
@@ -276,6 +277,20 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 self.on_older(partition)
             return None
         return after, record
+
+    def _require_start(self, view: View) -> Program[None]:
+        """Raise ``NotFound`` if the loop was to begin at a checkpoint that is not stored: it has loaded none,
+        and names one that is neither its own nor the head."""
+        is_named = self.namespace == ROOT and self.parent not in (None, self.before)
+        is_head = view.head is not None and view.head.checkpoint_id == self.parent
+        if self.loaded is None or self.loaded.addressed is not None or not is_named or is_head:
+            return
+        (found,) = yield from ask(Fetch(self.partition, (Get(CHECKPOINT, (ROOT, self.parent)),)))
+        if not found:
+            raise NotFound(
+                f"thread {self.partition.thread!r} has no checkpoint {self.parent}; nothing was stored. "
+                "`perdure threads history` lists what there is"
+            )
 
     def _draft(self, view: View, generation: int) -> Program[CheckpointDraft | None]:
         """Return the draft to store, ``None`` if a chunk that it needs was removed since the view."""

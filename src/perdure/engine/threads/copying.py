@@ -1,8 +1,8 @@
-"""Copy of a thread: its checkpoints, writes, tags and chunks, as of one moment."""
+"""Copy of a thread: its checkpoints, writes, tags, chunks and pin, as of one moment."""
 
 from __future__ import annotations
 
-from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.threads import arrival_leftovers, schema_pin, transfer_claim
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.thread_records import Contents, read, read_heads, references
 from perdure.engine.threads.thread_state import missing_head_error
@@ -21,7 +21,7 @@ from perdure.model.write_records import make_new_puts
 def copy_thread(
     source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
 ) -> Program[None]:
-    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist.
+    """Copy a thread's checkpoints, writes, tags, chunks and pin to a thread that must not exist.
 
     Args:
         first_version: unique to this copy.
@@ -35,6 +35,7 @@ def copy_thread(
         if (yield from transfer_claim.is_claimed(source)):
             raise transfer_claim.not_arrived_error(source)
         contents = yield from read(source)
+        pin = yield from schema_pin.plan_copy(source)
         if (yield from is_disturbed(source, contents.view.generation)):
             continue
         if (yield from read_heads(source)) != contents.heads:
@@ -54,13 +55,18 @@ def copy_thread(
             if not (yield from is_disturbed(source, contents.view.generation)):
                 raise
             continue
-        yield from _write_copy(target, contents, pack_puts(chunks), budget, first_version)
+        yield from _write_copy(target, contents, pin, pack_puts(chunks), budget, first_version)
         return
     raise Contention(f"thread {source.thread!r} keeps being written to or pruned; copy it later")
 
 
 def _write_copy(
-    target: Partition, contents: Contents, chunks: list[Put], budget: Budget, first_version: int
+    target: Partition,
+    contents: Contents,
+    pin: tuple[Put, ...],
+    chunks: list[Put],
+    budget: Budget,
+    first_version: int,
 ) -> Program[None]:
     heads: list[Op] = [
         Put(
@@ -81,14 +87,18 @@ def _write_copy(
     yield from commit_or_raise(target, (yield from transfer_claim.claim(first_version)), _occupied_error)
     yield from _refuse_occupied(target)
     try:
-        yield from _store(target, (heads, rows, chunks), budget, first_version)
+        yield from _store(target, (heads, rows, chunks), pin, budget, first_version)
     except Conflict:
         yield from arrival_leftovers.withdraw(target, first_version, budget)
         raise
 
 
 def _store(
-    target: Partition, records: tuple[list[Op], list[Op], list[Put]], budget: Budget, first_version: int
+    target: Partition,
+    records: tuple[list[Op], list[Op], list[Put]],
+    pin: tuple[Put, ...],
+    budget: Budget,
+    first_version: int,
 ) -> Program[None]:
     """Store the heads, the rows and the chunks of a copy at a name that is claimed for it."""
     heads, rows, chunks = records
@@ -101,7 +111,8 @@ def _store(
     for some in split_into_batches([*rows, *others], budget, reserve=len(ours)):
         yield from commit_or_raise(target, [*ours, *some], _occupied_error)
     born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
-    yield from commit_or_raise(target, [born, transfer_claim.release(first_version), *root], _occupied_error)
+    last = [born, transfer_claim.release(first_version), *pin, *root]
+    yield from commit_or_raise(target, last, _occupied_error)
 
 
 def _refuse_occupied(target: Partition) -> Program[None]:

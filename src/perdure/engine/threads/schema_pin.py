@@ -29,6 +29,12 @@ def read_pin(partition: Partition) -> Program[int | None]:
     return int(found.body[_VERSION])
 
 
+def plan_copy(partition: Partition) -> Program[tuple[Put, ...]]:
+    """Return the operation that gives a copy of a thread the same pin; none if the thread is not pinned."""
+    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
+    return tuple(Put(DOCUMENT, _PIN, each.fields, each.body, version=each.version) for each in found)
+
+
 def require_unpinned(partition: Partition, version: int) -> Program[None]:
     """Raise ``ThreadPinned`` if a thread may not be migrated to a schema version."""
     found = yield from read_pin(partition)
@@ -54,13 +60,15 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
 
     Raises:
         NotFound: There is no such thread.
-        Conflict: A step of a newer version is under way.
+        Conflict: A newer version has stored the thread, or a step of one is under way.
         Contention: Other writers win each time.
     """
     for _ in range(ATTEMPTS):
         view = yield from load_view(partition, "")
         if view.head is None:
             raise missing_thread(partition)
+        if version is not None:
+            yield from _require_reached(partition, view.head.checkpoint_id, version)
         (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
         before = found[0].version if found else 0
         change: Op
@@ -84,8 +92,10 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             )
         )
         if isinstance(outcome, Committed):
-            newest = yield from _find_newest_write(partition, view.head.checkpoint_id, version)
-            if version is None or newest <= version:
+            if version is None:
+                return
+            newest = yield from _find_newest_write(partition, view.head.checkpoint_id)
+            if newest <= version:
                 return
             undo: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
             if found:
@@ -98,12 +108,36 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
     raise Contention(f"thread {partition.thread!r} keeps being written to; pin it later")
 
 
-def _find_newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:
-    """Return the newest schema version among the pending writes of a checkpoint; 0 if it has none, or is of a
-    newer version than ``version``."""
-    checkpoints, writes = yield from read_all(
-        partition, Range(CHECKPOINT, (ROOT, checkpoint_id)), Range(WRITE, (ROOT, checkpoint_id))
-    )
-    if version is None or any(CheckpointRecord.read(record).schema > version for record in checkpoints):
-        return 0
+def read_stored_version(partition: Partition) -> Program[int]:
+    """Return the schema version that has stored the latest checkpoint of a thread.
+
+    Raises:
+        NotFound: There is no such thread.
+    """
+    view = yield from load_view(partition, "")
+    if view.head is None:
+        raise missing_thread(partition)
+    return (yield from _read_version_at(partition, view.head.checkpoint_id))
+
+
+def _read_version_at(partition: Partition, checkpoint_id: str) -> Program[int]:
+    (checkpoints,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, checkpoint_id)),)))
+    return max((CheckpointRecord.read(record).schema for record in checkpoints), default=0)
+
+
+def _require_reached(partition: Partition, checkpoint_id: str, version: int) -> Program[None]:
+    """Raise ``Conflict`` if a newer version than ``version`` has stored a checkpoint: no version that the pin
+    lets in could read it."""
+    stored = yield from _read_version_at(partition, checkpoint_id)
+    if stored > version:
+        raise Conflict(
+            f"thread {partition.thread!r} is at schema version {stored}, which version {version} cannot "
+            f"read; it was not pinned. Pin it to version {stored}, or fork it from a checkpoint of version "
+            f"{version}"
+        )
+
+
+def _find_newest_write(partition: Partition, checkpoint_id: str) -> Program[int]:
+    """Return the newest schema version among the pending writes of a checkpoint; 0 if it has none."""
+    (writes,) = yield from read_all(partition, Range(WRITE, (ROOT, checkpoint_id)))
     return max((schema_of(write.nonce) for write in read_writes(writes)), default=0)

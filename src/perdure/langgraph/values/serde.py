@@ -551,5 +551,5 @@ def _too_deep_error(value: Any) -> Unserialisable:
 def _misplaced_surrogate_error(value: Any) -> Unserialisable:
     return Unserialisable(
         f"a lone surrogate stands where it cannot be stored, in a value of type {type(value).__qualname__}; "
-        "dict keys and names have to be well-formed text"
+        "dict keys and names have to be well-formed text: correct them in the node that returns them"
     )

@@ -21,7 +21,7 @@ _CHAIN_MAX = 4
 _OWN_MAX = 20
 _OTHERS_MAX = 30
 _CUT = "\n[the rest was left out]\n"
-_TASK_NOTE = re.compile(r"During task with name '(.*)' and id '[^']*'")
+_TASK_NOTE = re.compile(r"During task with name '(.*)' and id '([^']*)'")
 """Note that LangGraph adds to an error for each task that it passes through, the innermost first."""
 _FOREIGN = tuple(
     {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
@@ -39,10 +39,15 @@ def make_failure_note(error: BaseException) -> dict[str, Any]:
 def _node_of(error: BaseException) -> str:
     """Return the node that raised an error, after those that lead to it, as ``team|writer``; "" if none
     did."""
+    return replace_surrogates("|".join(name for name, _ in list_tasks(error)))[:_NODE_MAX]
+
+
+def list_tasks(error: BaseException) -> list[tuple[str, str]]:
+    """Return the names and ids of the tasks that an error passed through, the outermost first."""
     # A node that is tried again may raise the same object.
     notes = dict.fromkeys(str(note) for note in getattr(error, "__notes__", ()))
-    names = [found[1] for note in notes if (found := _TASK_NOTE.fullmatch(note)) is not None]
-    return replace_surrogates("|".join(reversed(names)))[:_NODE_MAX]
+    found = [match for note in notes if (match := _TASK_NOTE.fullmatch(note)) is not None]
+    return [(match[1], match[2]) for match in reversed(found)]
 
 
 def write_traceback(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
@@ -18,9 +19,9 @@ from perdure.errors import Contention, Corrupt
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
-from perdure.model.ops import Fetch, FindThreads, Range
+from perdure.model.ops import Drop, Fetch, FindThreads, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHAT, RUN, SERVER, Partition
+from perdure.model.records import CHAT_SESSIONS, RUN, SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
@@ -150,8 +151,8 @@ async def describe_user_data(
 ) -> dict[str, Any]:
     """Return what is stored of a user beside the listed threads as JSON data: the ids of ``crons``,
     ``assistants`` and ``unlisted`` threads, and the number of ``entries`` of memories, all of which go with
-    the user; and the numbers of ``items`` in the store, in namespaces with the user's id as a label, and of
-    private chats with ``sessions``, which stay."""
+    the user; the number of chats with ``sessions``, which go if no thread of the chat is left; and the number
+    of ``items`` in the store, in namespaces with the user's id as a label, which stay."""
     entries, of_user = 0, _labels_of_user(user)
     for memory in data.memories:
         entries += len(await memory.afacts(history=True)) + len(await memory.asummaries())
@@ -193,13 +194,14 @@ def _count_runs(partition: Partition) -> Program[int]:
 
 
 def _find_chats(tenant: str, user: str) -> Program[list[Partition]]:
-    """Return the partitions with the sessions of the private chats of a user: the user of such a chat is
-    named by its channel and its id."""
+    """Return the partitions with the sessions of the chats of a user. The id of a user who writes in a chat
+    starts with the channel and the chat."""
     found: list[Partition] = []
+    channel, is_of_channel, rest = user.partition(":")
+    prefix = f"{CHAT_SESSIONS}{channel}:{rest.partition(':')[0]}:"
     after: Partition | None = None
-    while user.count(":") == 1:
-        find = FindThreads(tenant, after=after, limit=PAGE, space=SERVER, prefix=f"{CHAT}{user}:")
-        page = yield from ask(find)
+    while is_of_channel:
+        page = yield from ask(FindThreads(tenant, after=after, limit=PAGE, space=SERVER, prefix=prefix))
         found += [hit.partition for hit in page]
         if len(page) < PAGE:
             break
@@ -272,6 +274,7 @@ async def remove_user(
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.data.memories])
         await _remove_names(walk, user)
+        await walk.database.arun(_remove_chat_sessions(walk.tenant, user))
     is_cut = await walk.database.acut_log()
     yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
 
@@ -291,3 +294,12 @@ def _labels_of_user(user: str) -> set[str]:
     with suppress(ValueError):
         labels.add(namespace_of(user, ())[0])
     return labels
+
+
+def _remove_chat_sessions(tenant: str, user: str) -> Program[None]:
+    """Remove the sessions of the user's chats that have no thread any more: their names have the provider's
+    id of the chat."""
+    for partition in (yield from _find_chats(tenant, user)):
+        address = partition.thread.removeprefix(CHAT_SESSIONS)
+        if not (yield from ask(FindThreads(tenant, prefix=address, limit=1))):
+            yield from ask(Drop(partition))

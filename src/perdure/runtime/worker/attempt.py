@@ -19,7 +19,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.queue.questions import with_closing_reply
 from perdure.engine.queue.runs import Ending, HeldRun
-from perdure.errors import NotAllowed, NotFound
+from perdure.errors import MissingStart, NotAllowed
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.open_interrupts import is_by_name
@@ -114,7 +114,7 @@ async def attempt(
         run that waits are its interrupts, with their values: the channel makes questions of them, if any.
 
     Raises:
-        NotFound: The checkpoint to start from is not stored.
+        MissingStart: The checkpoint to start from is not stored.
     """
     options = Options.read(held.messages[0].options)
     if views.limits is not None and (cheaper := await views.limits.find_cheaper_model()) is not None:
@@ -338,11 +338,11 @@ async def _read_values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig
 async def _require_start(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, checkpoint_id: str
 ) -> None:
-    """Raise ``NotFound`` if the checkpoint to start from is not stored; LangGraph would treat the thread as
-    new."""
+    """Raise ``MissingStart`` if the checkpoint to start from is not stored; LangGraph would treat the thread
+    as new."""
     saver = graph.checkpointer
     if isinstance(saver, BaseCheckpointSaver) and await saver.aget_tuple(config) is None:
-        raise NotFound(
+        raise MissingStart(
             f"thread {held.partition.thread!r}: checkpoint {checkpoint_id}, from which run {held.run.id!r} "
             "was to start, is not stored: it was pruned, or never existed; the thread is unchanged. "
             "Start from one that is listed, and tag what has to stay"

@@ -34,7 +34,7 @@ from perdure.runtime.contained_exits import contain, contain_exits
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
-from perdure.runtime.failures.unfit_updates import describe_unfit_answer
+from perdure.runtime.failures.unfit_updates import UnfitAnswer, find_unfit_answer
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
@@ -507,7 +507,7 @@ class Runner:
         is_no_fault = is_no_fault or is_excused
         is_permanent = self._judge.is_permanent(error, held)
         if not is_no_fault and (is_permanent or runs.count_attempts(held.run) >= max_attempts):
-            return await self._give_up(held, note, describe_unfit_answer(error))
+            return await self._give_up(held, note, find_unfit_answer(error, held.messages[0]))
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
@@ -515,15 +515,17 @@ class Runner:
         self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
-    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], remedy: str | None = None) -> bool:
-        """End a run that has failed, with the agent's apology, or a ``remedy`` in its place."""
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], unfit: UnfitAnswer | None = None) -> bool:
+        """End a run that has failed, with the agent's apology, or with what is wrong with its answer."""
         options = Options.read_if_readable(held.messages[0].options)
         policy = None if options is None else options.on_failure
-        held, kept = await self._roll_back(held, (policy or self._settings.on_failure) == "rollback")
+        is_whole = (policy or self._settings.on_failure) == "rollback"
+        held, kept = await self._roll_back(held, is_whole)
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
-        if apology and remedy:
-            apology = remedy
+        if unfit is not None:
+            note["error"] = unfit.explain(note["error"], is_taken_back=is_whole and not kept)
+            apology = apology and unfit.text
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         failed = Ending(FAILED, note, replies)
         try:

@@ -20,6 +20,7 @@ from perdure.errors import (
     KeyMissing,
     LimitPending,
     LimitReached,
+    MissingStart,
     NotAllowed,
     NoWindow,
     OtherGraph,
@@ -50,6 +51,7 @@ _DATABASE_ERRORS = (Unavailable, KeyMissing)
 """Errors of the worker's database after which some attempts do not count."""
 PERMANENT = (
     LimitReached,
+    MissingStart,
     NotAllowed,
     NoWindow,
     OtherGraph,

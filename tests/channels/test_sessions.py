@@ -1,0 +1,59 @@
+"""Sessions of chats are removed with the user whose chat it was."""
+
+from __future__ import annotations
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.channels.addresses import ChatAddress, user_of
+from perdure.channels.sessions import Sessions
+from perdure.database.base import handle_of
+from perdure.model.ops import FindThreads
+from perdure.model.program import ask
+from perdure.model.records import CHAT_SESSIONS, SERVER
+from perdure.runtime import Options, Runtime
+from perdure.runtime.operations.user_removal import RemovalTerms, remove_user
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
+from tests.backends import BACKENDS
+from tests.runtime.graphs import Storage, go, settings, stored
+
+CHATS = {"private": ("4711", "", "4711"), "topic": ("4711", "7", "4711"), "channel": ("D1", "", "U1")}
+
+
+@pytest.mark.parametrize("on", BACKENDS)
+@pytest.mark.parametrize("kind", CHATS)
+def test_the_sessions_of_a_chat_go_with_the_user_who_wrote_there_alone(on: str, kind: str) -> None:
+    chat, topic, sender = CHATS[kind]
+    user, graph = user_of("chat", chat, sender), StateGraph(MessagesState)
+    graph.add_node("answer", lambda state: {}).add_edge(START, "answer")
+
+    async def main(storage: Storage) -> None:
+        database = storage.database()
+        handle = handle_of(database)
+
+        async def remove_thread(thread_id: str) -> bool:
+            await runtime.delete(thread_id)
+            return True
+
+        async def list_chats() -> list[str]:
+            program = ask(FindThreads("", space=SERVER, prefix=CHAT_SESSIONS))
+            return [hit.partition.thread.removeprefix(CHAT_SESSIONS) for hit in await handle.arun(program)]
+
+        async with Runtime(database, graph.compile(), settings=settings(), observers=()) as runtime:
+            sessions = Sessions(runtime, "", "chat")
+            others = {("47", ""), ("47111", ""), ("-100", "")}
+            for each in {(chat, topic), *others}:
+                assert await sessions.begin(*each, 5, 5)
+            for name, writer in {(chat, user), ("-100", user_of("chat", "-100", "9"))}:
+                thread = ChatAddress("chat", name, topic if name == chat else "", "5").thread_id
+                options = Options(config={"configurable": {"user_id": writer}})
+                await runtime.wait(await runtime.accept(thread, "hello", options=options), 30)
+            for each in (user, user_of("chat", "-100", sender)):
+                terms = RemovalTerms((), (), (), remove_thread, remove_thread)
+                async for _ in remove_user(ThreadWalk(handle, ""), each, terms):
+                    pass
+            kept = {ChatAddress("chat", *each).thread_id for each in others}
+            assert set(await list_chats()) == kept, "one in which somebody else writes stays"
+
+    with stored(on) as storage:
+        go(main(storage))

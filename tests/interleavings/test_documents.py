@@ -154,7 +154,7 @@ def change(world: World, name: str, alter: Callable[[Cron], Due | None]) -> Any:
 def start_due(world: World) -> Any:
     """Start the crons that are due, as the service does: claim each, and set when it is due again."""
     started: list[str] = []
-    for found in world.run(crons.list_due(world.here, NOW, 10)).crons:
+    for found in world.run(crons.list_by_time(world.here, NOW, 10)).crons:
         if found.claimed_until > NOW:
             continue
         claimed = unless_changed(world, found, Due(found.body, found.due_at, NOW + 50))
@@ -224,7 +224,7 @@ CRONS_OF_A_TENANT: Mapping[str, Callable[[World], Any]] = {
     "remove": lambda w: w.run(crons.remove(w.here, "due")),
     "remove another": lambda w: w.run(crons.remove(w.here, "later")),
     "arm": lambda w: w.run(crons.arm(w.here, new_version())) and None,
-    "find due ones": lambda w: [cron(each) for each in w.run(crons.list_due(w.here, NOW, 10)).crons],
+    "find due ones": lambda w: [cron(each) for each in w.run(crons.list_by_time(w.here, NOW, 10)).crons],
     "list": lambda w: [cron(each) for each in w.run(crons.read_all_crons(w.here))],
 }
 SEVERAL_CRONS: Mapping[str, Callable[[World], Any]] = {

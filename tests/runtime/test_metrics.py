@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -27,6 +27,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply
 from perdure.runtime import Channel, Logs, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.metrics import Metrics
+from perdure.runtime.worker.backlog import Foreign
 from perdure.storage.port import Driver
 from tests.rewinding import capture, restore
 
@@ -178,6 +179,7 @@ def test_what_a_stopping_worker_hands_over(registry: CollectorRegistry) -> None:
     [
         ("run.not_renewed", "lease_renewals_failed_total", {"graph": "g"}),
         ("reply.lost", "outboxes_lost_total", {}),
+        ("worker.unserved_threads", "unserved_threads", {"what": "graph", "name": "g"}),
         ("worker.unavailable", "database_unavailable_total", {}),
         ("worker.error", "worker_errors_total", {}),
     ],
@@ -185,8 +187,16 @@ def test_what_a_stopping_worker_hands_over(registry: CollectorRegistry) -> None:
 def test_what_seldom_happens(
     event: str, metric: str, labels: dict[str, str], registry: CollectorRegistry
 ) -> None:
-    Metrics(registry).event(event, {"tenant": "t", "thread": "a", "graph": "g", "error": "OSError"})
+    Metrics(registry).event(
+        event, {"tenant": "t", "thread": "a", "graph": "g", "error": "OSError", "threads": 1}
+    )
     assert registry.get_sample_value(f"perdure_{metric}", labels) == 1
+
+
+@pytest.mark.parametrize("what", get_args(get_type_hints(Foreign)["what"]))
+def test_whatever_is_not_served_is_counted(registry: CollectorRegistry, what: str) -> None:
+    Metrics(registry).event("worker.unserved_threads", {what: "crons", "threads": 3})
+    assert registry.get_sample_value("perdure_unserved_threads", {"what": what, "name": "crons"}) == 3
 
 
 def test_what_it_does_not_know_it_lets_pass(registry: CollectorRegistry) -> None:

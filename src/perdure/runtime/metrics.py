@@ -170,7 +170,7 @@ class Metrics:
         )
         self._unserved = greatest(
             "perdure_unserved_threads",
-            "Threads that wait for a graph or a channel that this process does not serve.",
+            "Threads that wait for a graph, a channel or a service that this process does not serve.",
             ("what", "name"),
         )
         self._failing = greatest(
@@ -315,7 +315,7 @@ class Metrics:
                 self._password_failures.set(fields["failures"])
                 self._password_ends.set((fields["ends_at"] or 0) / 1_000_000)
             case "worker.unserved_threads":
-                what = "graph" if "graph" in fields else "channel"
+                what = next(each for each in ("graph", "channel", "service") if each in fields)
                 self._unserved.labels(what, self._choose_reported_name(fields[what])).set(fields["threads"])
             case "worker.failing_threads":
                 lane, error = (

@@ -83,12 +83,27 @@ def test_an_id_is_taken_once_and_a_missing_cron_is_not_changed(queue: Queue) -> 
 def test_those_that_are_due_come_earliest_first(queue: Queue) -> None:
     for name, time in (("a", 30), ("b", 10), ("c", 20), ("d", 40), ("e", None)):
         create(queue, name, time)
-    found = queue.run(crons.list_due(PLACE, 30, 10))
+    found = queue.run(crons.list_by_time(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b", "c", "a"]
     assert found.fault is None
-    assert not found.may_be_more
-    assert [cron.id for cron in queue.run(crons.list_due(PLACE, 30, 2)).crons] == ["b", "c"]
-    assert queue.run(crons.list_due(PLACE, 5, 10)).crons == ()
+    assert found.next_since is None
+    page = queue.run(crons.list_by_time(PLACE, 30, 2))
+    assert ([cron.id for cron in page.crons], page.next_since) == (["b", "c"], 20)
+    page = queue.run(crons.list_by_time(PLACE, 30, 2, page.next_since))
+    assert ([cron.id for cron in page.crons], page.next_since) == (["c", "a"], 30)
+    assert [cron.id for cron in queue.run(crons.list_by_time(PLACE, 99, 9, 31)).crons] == ["d"]
+    assert queue.run(crons.list_by_time(PLACE, 5, 10)).crons == ()
+
+
+def test_a_page_ends_between_two_times(queue: Queue) -> None:
+    for number in range(20):
+        create(queue, f"{number:02}", 10 if number < 9 else 20)
+    first = queue.run(crons.list_by_time(PLACE, 30, 2))
+    assert [cron.id for cron in first.crons] == [f"{number:02}" for number in range(20)]
+    assert first.next_since is None
+    first = queue.run(crons.list_by_time(PLACE, 30, 4))
+    assert (len(first.crons), first.next_since) == (16, 20)
+    assert len(queue.run(crons.list_by_time(PLACE, 30, 4, 20)).crons) == 11
 
 
 @pytest.mark.parametrize("after", [70, None])
@@ -105,10 +120,10 @@ def test_one_that_another_process_starts_while_they_are_read_is_not_due(
         if seen == 2:
             move(queue, "a", after)
 
-    found = queue.run(crons.list_due(PLACE, 30, 2), between)
+    found = queue.run(crons.list_by_time(PLACE, 30, 10), between)
     assert seen == 2
     assert [cron.id for cron in found.crons] == ["b"]
-    assert found.may_be_more
+    assert found.next_since is None
 
 
 def test_one_that_cannot_be_read_does_not_hide_the_others(queue: Queue) -> None:
@@ -116,7 +131,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(queue: Queue) -> None:
     create(queue, "b", 20)
     damaged = Put(DOCUMENT, ("cron", "a"), {"updated_at": 10}, b"{", version=queue.fresh)
     queue.memory.perform(Commit(PLACE, (damaged,)))
-    found = queue.run(crons.list_due(PLACE, 30, 10))
+    found = queue.run(crons.list_by_time(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b"]
     assert isinstance(found.fault, Corrupt)
     assert queue.run(crons.remove(PLACE, "a")) is True

@@ -14,7 +14,7 @@ from perdure.engine.retention import queue_retention
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import DEDUPE, EFFECT, INBOX, OUTBOX, RUN
-from perdure.model.runs.messages import DONE, SENT, WAITING, Run
+from perdure.model.runs.messages import DEAD, DONE, SENT, WAITING, Run
 from tests.engine.queue.queues import BUDGET, HERE, Queue
 
 
@@ -103,6 +103,22 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
     for kind in (INBOX, DEDUPE, RUN, EFFECT, OUTBOX):
         assert queue.rows(kind) == (), kind.name
     assert not any(queue.accept(key=f"k{n}").is_duplicate for n in range(40))
+
+
+def test_replies_that_stay_keep_no_sent_one(queue: Queue) -> None:
+    for n in range(300):
+        queue.accept(key=f"k{n}", channel="post")
+        queue.finish(queue.held(), replies=["a"])
+    for n in range(300):
+        sending = queue.take(most=1)
+        assert sending is not None
+        queue.settle(sending, DeliveryOutcome(DEAD if n < 260 else SENT))
+    queue.now += 1
+    for _ in range(1000):
+        queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
+        if len(queue.rows(OUTBOX)) == 260:
+            break
+    assert [row.key for row in queue.rows(OUTBOX)] == [(n,) for n in range(1, 261)]
 
 
 @pytest.mark.parametrize("budget", [5, 7, 97])

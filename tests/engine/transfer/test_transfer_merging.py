@@ -91,7 +91,7 @@ def test_crons_of_both_databases_are_due_at_the_target(backend: str) -> None:
     with opened(backend) as target:
         create(target, "late", 20)
         assert admin.move(source, place, target, replace=True).kept == 1
-        due = handle_of(target).run(crons.list_due(place, 30, 9)).crons
+        due = handle_of(target).run(crons.list_by_time(place, 30, 9)).crons
         assert [cron.id for cron in due] == ["early", "late"]
         (lane,) = [row for row in rows(target, place, LANE) if row.key == (CRONS,)]
         assert lane.fields["due_at"] == 10

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure.engine.queue import crons
-from perdure.errors import Corrupt, Unavailable
+from perdure.errors import Corrupt, QueueFull, Unavailable
 from perdure.model.ops import Commit, Delete, Put
 from perdure.model.program import ask
 from perdure.model.records import DOCUMENT, LANE
@@ -72,7 +72,7 @@ class World:
         return Crons(self.context, Dispatch(self.context), tenant)
 
     async def is_behind(self) -> bool:
-        found = await self.context.database.arun(crons.list_due(crons.place(""), self.clock.time, 1))
+        found = await self.context.database.arun(crons.list_by_time(crons.place(""), self.clock.time, 1))
         return bool(found.crons)
 
     async def fire(self, firing: Firing) -> Fired:
@@ -192,6 +192,52 @@ def test_a_cron_of_another_process_waits_for_it_and_delays_no_other(world: World
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("staying", ["foreign", "failing", "claimed"])
+def test_crons_that_stay_due_keep_no_other_from_its_start(world: World, staying: str) -> None:
+    async def main() -> None:
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        schedule, now = Schedule("* * * * *")._asdict(), world.clock.time
+        for number in range(70):
+            body = {
+                "schedule": {"expression": "often"} if staying == "failing" else schedule,
+                "graph": staying,
+            }
+            made = await world.crons().create(body, now - 1 - number % 3)
+            if staying == "claimed":
+                await world.crons().change(made.id, lambda held: Due(held.body, held.due_at, now + SECOND))
+        ours = await world.crons().create({"schedule": schedule, "graph": "ours"}, now)
+        service = world.service()
+        service.serve(world.fire, lambda cron: cron.body["graph"] != "foreign")
+        try:
+            await service.start_due(crons.place(""))
+        except BadSchedule:
+            assert staying == "failing"
+        assert [key.split()[1] for key in world.accepted if key.split()[1] == ours.id] == [ours.id]
+
+    asyncio.run(main())
+
+
+def test_a_cron_is_on_time_while_others_put_the_queue_off(world: World) -> None:
+    async def main() -> None:
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        schedule, now = Schedule("* * * * *")._asdict(), world.clock.time
+        await world.crons().create({"schedule": schedule, "graph": "theirs"}, now - 1)
+        await world.crons().create({"schedule": schedule, "graph": "theirs"}, now + 5 * SECOND)
+        await world.crons().create({"schedule": schedule, "graph": "ours"}, now + 40 * SECOND)
+        scheduled: list[int | None] = []
+        dispatch = Dispatch(world.context)
+        dispatch.schedule = lambda partition, lane, now: scheduled.append(lane.due_at)  # type: ignore[method-assign,assignment,misc]
+        service = CronService(world.context, dispatch)
+        service.serve(world.fire, lambda cron: cron.body["graph"] == "ours")
+        assert await service.start_due(crons.place("")) == Foreign("service", CRONS)
+        assert scheduled == [now + 40 * SECOND]
+        world.clock.time -= 30 * SECOND
+        assert await service.start_due(crons.place("")) is False
+        assert len(scheduled) == 1
+
+    asyncio.run(main())
+
+
 def test_a_page_of_crons_that_others_start_is_not_read_again_at_once(world: World) -> None:
     async def main() -> None:
         schedule = Schedule("* * * * *")._asdict()
@@ -270,6 +316,31 @@ def test_a_start_that_did_not_reach_the_database_is_tried_again(world: World) ->
         world.clock.time = held.claimed_until
         with pytest.raises(Unavailable):
             await service.start_due(crons.place(""))
+
+    asyncio.run(main())
+
+
+def test_a_start_that_found_no_room_is_tried_again_without_the_length_of_a_lease(world: World) -> None:
+    async def main() -> None:
+        made = await world.crons().create({}, world.clock.time)
+        starts = 0
+
+        async def fire(firing: Firing) -> Fired:
+            nonlocal starts
+            starts += 1
+            if starts < 3:
+                raise QueueFull("full")
+            return Fired(None)
+
+        service = world.service()
+        service.serve(fire, lambda cron: True)
+        for _ in range(2):
+            with pytest.raises(QueueFull):
+                await service.start_due(crons.place(""))
+        held = await world.crons().get(made.id)
+        assert (held.due_at, held.updated_at) == (made.due_at, made.updated_at)
+        assert await service.start_due(crons.place("")) is False
+        assert starts == 3
 
     asyncio.run(main())
 

@@ -14,7 +14,9 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
 
+from perdure.errors import QueueFull
 from perdure.runtime.crons import Crons, Due
+from perdure.server.runs import crons as cron_runs
 from perdure.server.runs.crons import CronJob
 from tests.backends import EMPTY
 from tests.runtime.graphs import Heard
@@ -338,6 +340,35 @@ def test_times_that_were_missed_are_treated_as_the_setting_says(url: str, policy
             assert len(await client.runs.list(thread)) == runs
             assert heard.count("cron.started") == runs
             assert heard.count("cron.missed") == (policy == "none")
+
+    main()
+
+
+def test_each_missed_time_waits_for_room_in_the_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = 0
+    submit = cron_runs.submit
+
+    async def submit_later(*args: Any, **options: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused < 3:
+            raise QueueFull("the queue is full")
+        return await submit(*args, **options)
+
+    @run
+    async def main() -> None:
+        async with serving(url, missed_crons="all") as server:
+            client = await server.client()
+            thread = (await client.threads.create())["thread_id"]
+            made = row(
+                await client.crons.create_for_thread(
+                    thread, "aware", schedule="0 * * * *", input=said("tick")
+                )
+            )
+            monkeypatch.setattr(cron_runs, "submit", submit_later)
+            moved = await _fired(server, made["cron_id"], 60)
+            assert (moved.body["last"].get("error"), refused) == (None, 3)
+            assert len(await client.runs.list(thread)) == 1
 
     main()
 

@@ -195,19 +195,33 @@ def read_all_crons(partition: Partition) -> Program[list[Cron]]:
     return list(map(Cron.read, found))
 
 
-class DueCrons(NamedTuple):
-    """Crons that are due, the error of the first due one that cannot be read, and whether there may be
-    more."""
+class CronPage(NamedTuple):
+    """Crons in the order of their times, the error of the first one that cannot be read, and the time at
+    which the next page begins, ``None`` after the last one."""
 
     crons: tuple[Cron, ...]
     fault: Corrupt | None
-    may_be_more: bool
+    next_since: int | None
 
 
-def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
-    """Return the crons that are due, the earliest first, out of the ``limit`` earliest ones."""
-    (stubs,) = yield from ask(Fetch(partition, (_earliest(limit),)))
-    names = [stub.key[1] for stub in stubs if stub.fields["updated_at"] <= now]
+def list_by_time(partition: Partition, until: int, limit: int, since: int | None = None) -> Program[CronPage]:
+    """Return a page of the crons that are due at some time, the earliest first.
+
+    Args:
+        partition: The crons of a tenant.
+        until: The page ends with the crons that are due at this time.
+        limit: Number of crons of the page; it has more if all of these are due at the same time.
+        since: The time at which the page begins. Crons of this time may be on the page before, too.
+    """
+    while True:
+        order = _earliest(limit)._replace(after=None if since is None else since - 1)
+        (stubs,) = yield from ask(Fetch(partition, (order,)))
+        times = [stub.fields["updated_at"] for stub in stubs]
+        if len(stubs) < limit or times[0] < times[-1]:
+            break
+        limit *= 4
+    last = min(until, _NEVER - 1)
+    names = [stub.key[1] for stub, time in zip(stubs, times, strict=True) if time <= last]
     crons: list[Cron] = []
     fault: Corrupt | None = None
     for document in (yield from documents.get_many(partition, COLLECTION, names)):
@@ -217,9 +231,9 @@ def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
             fault = fault or error
         else:
             # Another process may have started it since the order was read: it is due later then, or never.
-            if cron.due_at is not None and cron.due_at <= now:
+            if cron.due_at is not None and cron.due_at <= last:
                 crons.append(cron)
-    return DueCrons(tuple(crons), fault, len(names) == limit)
+    return CronPage(tuple(crons), fault, times[-1] if len(names) == limit else None)
 
 
 def arm(partition: Partition, fresh: int) -> Program[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 from perdure.engine.queue.effect_journal import make_pointer_key
@@ -19,8 +20,8 @@ MESSAGES_BETWEEN_REMOVALS = 8
 """Number of messages of a thread after which expired records are looked for; half the number removed at
 once."""
 _REPLIES = 256
-"""Maximum number of replies that one pass examines. It examines those given up or in doubt each time, as they
-stay."""
+"""Maximum number of replies that are examined at once. Those given up or in doubt stay: if the first ones are
+all of these, a pass examines as many at a place chosen at random, so that it reaches the others in time."""
 
 
 def make_request(partition: Partition) -> Fetch:
@@ -31,7 +32,7 @@ def make_request(partition: Partition) -> Fetch:
             Get(LANE, (IN,)),
             Get(LANE, (OUT,)),
             Range(INBOX, limit=BATCH_MAX, bodies=False),
-            Range(OUTBOX, limit=_REPLIES, bodies=False),
+            _make_page(),
             Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
         ),
     )
@@ -87,13 +88,12 @@ def _forget_page(
         parts = yield from _plan_message_removals(partition, old, finished)
     else:
         parts = []
-    parts += [
-        [Delete(OUTBOX, reply.key, reply.version)]
-        for reply in replies
-        if reply.fields["created_at"] < before
-        and reply.key[0] <= outbox.bound
-        and reply.fields["state"] == SENT
-    ]
+    sent = _select_sent(replies, before, outbox)
+    if not sent and len(replies) == _REPLIES and outbox.bound > replies[-1].key[0]:
+        start = random.randrange(replies[-1].key[0], outbox.bound)  # noqa: S311
+        (replies,) = yield from ask(Fetch(partition, (_make_page(after=(start,)),)))
+        sent = _select_sent(replies, before, outbox)
+    parts += [[Delete(OUTBOX, reply.key, reply.version)] for reply in sent]
     if not parts:
         return 0
     # A thread that was deleted and created again numbers its messages from the beginning. The checks of the
@@ -104,6 +104,21 @@ def _forget_page(
     if isinstance(outcome, Committed):
         return len(taken)
     return None
+
+
+def _make_page(after: tuple[int] | None = None) -> Range:
+    return Range(OUTBOX, after=after, limit=_REPLIES, bodies=False)
+
+
+def _select_sent(replies: Sequence[Record], before: int, outbox: Lane) -> list[Record]:
+    """Return the replies that were sent, of those accepted before a time that no delivery can still need."""
+    return [
+        reply
+        for reply in replies
+        if reply.fields["created_at"] < before
+        and reply.key[0] <= outbox.bound
+        and reply.fields["state"] == SENT
+    ]
 
 
 def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:

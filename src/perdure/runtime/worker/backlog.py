@@ -24,6 +24,8 @@ _PAGES = 8
 _AHEAD_US = 1_000_000
 """Microseconds from now within which a read finds queues that are not due yet."""
 _TIMES_MAX = 6
+PAUSES_MAX = 2**_TIMES_MAX
+"""Longest time for which a queue is put off, in pauses."""
 _RETRIED_EVERY = 8
 """Every so many turns a queue that was put off comes first, so that new ones cannot starve it."""
 
@@ -125,7 +127,7 @@ class Backlog:
             # Continue where the last read ended, but after the first page.
             self._cursor = await self._read(now, max(last, self._cursor or last), serving, time, seen)
             if self._cursor is None:
-                oldest = time - 2.0**_TIMES_MAX * self._pause
+                oldest = time - PAUSES_MAX * self._pause
                 self._drop_all(due for due, put_off in self._put_off.items() if put_off.until < oldest)
                 break
             if len(self) >= enough:

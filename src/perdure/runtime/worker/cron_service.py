@@ -7,17 +7,19 @@ its claim, ``Firing.key`` is the same: a message with that dedupe key is accepte
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.queue import crons
-from perdure.engine.queue.crons import Cron, Due
+from perdure.engine.queue.crons import Cron, CronPage, Due
+from perdure.errors import QueueFull
 from perdure.model.records import SERVER, Partition
 from perdure.model.runs.queue import CRONS, Lane
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.backlog import PAUSES_MAX, Foreign
 from perdure.runtime.worker.dispatch import Dispatch
 
 _PAGE = 32
@@ -96,6 +98,7 @@ class CronService:
 
         Returns:
             True if there may be more; ``Foreign`` if due crons are left that this process does not serve.
+            These, and those that failed, stay due: none of them keeps another one from its start.
 
         Raises:
             Exception: The first error of a cron that could not be read or started; the others were started.
@@ -104,26 +107,54 @@ class CronService:
             return Foreign("service", CRONS)
         context = self._context
         now = await context.clock.now()
-        found = await context.database.arun(crons.list_due(partition, now, _PAGE))
-        first_error: Exception | None = found.fault
+        first_error: Exception | None = None
         foreign = tried = 0
-        for cron in found.crons:
-            try:
-                if not self._serves(cron):
-                    foreign += 1
-                elif cron.claimed_until <= now:
-                    tried += 1
-                    await self._start(self._fire, cron, partition, now)
-            except Exception as error:
-                # A cron that cannot be started must not prevent the start of the others.
-                first_error = first_error or error
+        async for page in self._read_pages(partition, now):
+            first_error = first_error or page.fault
+            for cron in page.crons:
+                if tried == _PAGE and not foreign and first_error is None:
+                    # Other queues have a turn first.
+                    return True
+                try:
+                    if not self._serves(cron):
+                        foreign += 1
+                    elif cron.claimed_until <= now:
+                        tried += 1
+                        await self._start(self._fire, cron, partition, now)
+                except Exception as error:
+                    # A cron that cannot be started must not prevent the start of the others.
+                    first_error = first_error or error
+        if first_error is None and not foreign:
+            return False
+        await self._schedule_next(partition, now)
         if first_error is not None:
             raise first_error
-        if foreign:
-            return Foreign("service", CRONS)
-        # Other processes start the crons that they have claimed; another look right now would find the same
-        # ones.
-        return found.may_be_more and tried > 0
+        return Foreign("service", CRONS)
+
+    async def _read_pages(
+        self, partition: Partition, until: int, since: int | None = None
+    ) -> AsyncIterator[CronPage]:
+        """Yield the crons that are due until a time, the earliest first, each once."""
+        seen = set[str]()
+        while True:
+            page = await self._context.database.arun(crons.list_by_time(partition, until, _PAGE, since))
+            yield page._replace(crons=tuple(cron for cron in page.crons if cron.id not in seen))
+            seen.update(cron.id for cron in page.crons)
+            since = page.next_since
+            if since is None:
+                return
+
+    async def _schedule_next(self, partition: Partition, now: int) -> None:
+        """Schedule the next cron that this process serves, if it is due before a queue that is put off would
+        be served again."""
+        until = now + round(PAUSES_MAX * self._context.settings.poll * 1_000_000)
+        async for page in self._read_pages(partition, until, now + 1):
+            for cron in page.crons:
+                # The error of a cron that cannot be read is reported when it is due.
+                with suppress(Exception):
+                    if cron.due_at is not None and self._serves(cron):
+                        self._dispatch.schedule(partition, queue_of(cron.due_at), now)
+                        return
 
     async def _start(self, fire: Fire, cron: Cron, partition: Partition, now: int) -> None:
         """Start a cron unless another process does."""
@@ -133,7 +164,12 @@ class CronService:
         if claimed is None:
             return
         firing = Firing(partition.tenant, claimed, now)
-        fired = await fire(firing)
+        try:
+            fired = await fire(firing)
+        except QueueFull:
+            # Nothing was started: another try need not wait for the end of the claim.
+            await self._replace(partition, claimed, Due(claimed.body, claimed.due_at, now), now)
+            raise
         if fired.after is None:
             is_done = await context.database.arun(crons.remove(partition, cron.id))
         else:

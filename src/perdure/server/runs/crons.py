@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.datastructures import Headers
 
-from perdure.errors import Contention, NotFound, PerdureError, Unavailable
+from perdure.errors import Contention, NotFound, PerdureError, QueueFull, Unavailable
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.worker.cron_service import Fired, Firing
 from perdure.server.assistants import NONE_TO_RUN
@@ -119,6 +119,7 @@ class CronStarter:
         Raises:
             Unavailable: The database does not answer; the same time has to be tried again.
             Contention: Other writers won each attempt; the same time has to be tried again.
+            QueueFull: The thread's queue is full, and each time is to be started; this one is tried again.
         """
         job, due_at = CronJob.read(firing.cron), firing.cron.due_at or firing.now
         missed = self._host.runtime.settings.missed_crons
@@ -133,6 +134,8 @@ class CronStarter:
         except (Unavailable, Contention):
             raise
         except (PerdureError, Refusal) as error:
+            if isinstance(error, QueueFull) and missed == "all":
+                raise
             kind, is_gone = type(error).__name__, isinstance(error, NotFound)
             if is_gone and await self._is_without_thread(firing.tenant, job):
                 return Fired(None, "removed", kind)

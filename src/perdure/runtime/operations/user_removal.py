@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle

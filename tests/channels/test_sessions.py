@@ -12,7 +12,7 @@ from perdure.model.ops import FindThreads
 from perdure.model.program import ask
 from perdure.model.records import CHAT_SESSIONS, SERVER
 from perdure.runtime import Options, Runtime
-from perdure.runtime.operations.user_removal import RemovalTerms, remove_user
+from perdure.runtime.operations.user_removal import RemovalTerms, UserData, remove_user
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from tests.backends import BACKENDS
 from tests.runtime.graphs import Storage, go, settings, stored
@@ -42,17 +42,17 @@ def test_the_sessions_of_a_chat_go_with_the_user_who_wrote_there_alone(on: str, 
         async with Runtime(database, graph.compile(), settings=settings(), observers=()) as runtime:
             sessions = Sessions(runtime, "", "chat")
             others = {("47", ""), ("47111", ""), ("-100", "")}
-            for each in {(chat, topic), *others}:
-                assert await sessions.begin(*each, 5, 5)
+            for place in {(chat, topic), *others}:
+                assert await sessions.begin(*place, 5, 5)
             for name, writer in {(chat, user), ("-100", user_of("chat", "-100", "9"))}:
                 thread = ChatAddress("chat", name, topic if name == chat else "", "5").thread_id
                 options = Options(config={"configurable": {"user_id": writer}})
                 await runtime.wait(await runtime.accept(thread, "hello", options=options), 30)
             for each in (user, user_of("chat", "-100", sender)):
-                terms = RemovalTerms((), (), (), remove_thread, remove_thread)
+                terms = RemovalTerms(UserData((), (), (), set()), remove_thread, remove_thread)
                 async for _ in remove_user(ThreadWalk(handle, ""), each, terms):
                     pass
-            kept = {ChatAddress("chat", *each).thread_id for each in others}
+            kept = {ChatAddress("chat", *place).thread_id for place in others}
             assert set(await list_chats()) == kept, "one in which somebody else writes stays"
 
     with stored(on) as storage:

@@ -19,7 +19,7 @@ from perdure.engine import documents, versioned_documents
 from perdure.engine.queue import crons
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
-from perdure.model.records import CHAT, SERVER, Partition
+from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
 from perdure.runtime import Runtime
 from tests.cli.test_operations import EVIL, Shell, shell
 
@@ -138,13 +138,13 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
     assert rest["items"] == 1
 
 
-def test_the_sessions_of_a_private_chat_are_those_of_its_user(shell: Shell) -> None:
+def test_the_sessions_of_a_chat_are_those_of_its_users(shell: Shell) -> None:
     talk(("telegram:7", "a", "1"))
     with perdure.connect_sync("sqlite:///threads.db") as database:
         for chat in ("telegram:7::", "telegram:7:3:", "telegram:70::", "telegram:-1:7:"):
-            place = Partition("", f"{CHAT}{chat}", SERVER)
+            place = Partition("", f"{CHAT_SESSIONS}{chat}", SERVER)
             handle_of(database).run(documents.change(place, "channel", "sessions", lambda _: {}, 1, 1))
-    for user, count in (("telegram:7", 2), ("telegram", 0), ("telegram:-1:7", 0)):
+    for user, count in (("telegram:7", 2), ("telegram", 0), ("telegram:-1:7", 1)):
         assert shell("users", "show", user, "--json").rows[-1]["sessions"] == count
 
 

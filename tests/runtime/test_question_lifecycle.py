@@ -260,7 +260,8 @@ def test_of_several_answers_the_one_that_does_not_fit_is_named_with_what_became_
         ran.append(name)
         return {"log": [f"{name} {number}"]}
 
-    builder = StateGraph(State).add_node("node", node)
+    builder = StateGraph(State)
+    builder.add_node("node", node)  # type: ignore[arg-type]
     flat = builder.add_conditional_edges(START, lambda _: [Send("node", name) for name in "ab"]).compile()
     graph = flat if shape == "flat" else _nested(flat)
 

@@ -16,6 +16,7 @@ from perdure.engine.queue.inbox import Standing, Strategy
 from perdure.engine.queue.preconditions import Precondition
 from perdure.engine.queue.questions import OpenQuestion
 from perdure.errors import NotFound
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
@@ -28,7 +29,6 @@ from perdure.runtime.agents.run_user import GraphUser
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
-from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options

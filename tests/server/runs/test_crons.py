@@ -17,6 +17,7 @@ from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
 from perdure.errors import QueueFull
 from perdure.runtime.crons import Crons, Due
 from perdure.server.runs import crons as cron_runs
+from perdure.server.runs import run_creation
 from perdure.server.runs.crons import CronJob
 from tests.backends import EMPTY
 from tests.runtime.graphs import Heard
@@ -346,7 +347,7 @@ def test_times_that_were_missed_are_treated_as_the_setting_says(url: str, policy
 
 def test_each_missed_time_waits_for_room_in_the_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = 0
-    submit = cron_runs.submit
+    submit = run_creation.submit
 
     async def submit_later(*args: Any, **options: Any) -> Any:
         nonlocal refused

@@ -63,6 +63,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             raise missing_thread(partition)
         (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
         before = found[0].version if found else 0
+        pinned = successor(before, version, now)
         change: Op
         if version is None:
             if not found:
@@ -71,7 +72,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
         else:
             fields = {"updated_at": now}
             body = encode({_VERSION: version}, "pin")
-            change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=before + 1)
+            change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=pinned)
         raised = successor(view.generation, partition.thread, str(version))
         outcome = yield from ask(
             Commit(
@@ -87,9 +88,9 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             newest = yield from _find_newest_write(partition, view.head.checkpoint_id, version)
             if version is None or newest <= version:
                 return
-            undo: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
+            undo: Op = Delete(DOCUMENT, _PIN, expect=pinned)
             if found:
-                undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, before + 1, before + 2)
+                undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, pinned, successor(pinned, now))
             yield from ask(Commit(partition, (undo,)))
             raise Conflict(
                 f"thread {partition.thread!r} has a part of a step of schema version {newest}; it was not "

@@ -21,7 +21,6 @@ from perdure.runtime.nodes.lease_check import LeaseCheck
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.runtime_context import RuntimeContext
 
-
 LOST = "lost"
 """Cancellation reason of a run that another worker may hold."""
 DELETED = "deleted"
@@ -102,7 +101,7 @@ class Leases:
         return starting.over
 
     def is_confirmed(self, held: HeldRun) -> bool:
-        """Return True if this process works on a run, and its lease certainly lasts. Otherwise another process
+        """Return True if this process works on a run, and its lease certainly lasts. Otherwise another one
         may have taken the run: this process was frozen, the database does not answer, or this attempt at the
         run is over. A later attempt here has a lease of its own."""
         working = self._find(held)
@@ -150,8 +149,8 @@ class Leases:
         working = self._find(held)
         if working is None:
             raise Fenced(
-                f"thread {held.partition.thread!r}: this process does not hold run {held.run.id!r} under epoch "
-                f"{held.epoch} any more, and another worker may; no side effect and no step begins here"
+                f"thread {held.partition.thread!r}: this process does not hold run {held.run.id!r} under "
+                f"epoch {held.epoch} any more, and another worker may; no side effect and no step begins here"
             )
         return working
 

@@ -59,7 +59,8 @@ def test_a_document_is_set_over_what_was_read_and_over_nothing_else(driver: Memo
     assert put(driver, "a", n=2) is None
     assert put(driver, "a", FRESH - 1, n=2) is None
     second = put(driver, "a", FRESH, NOW + 1, n=2)
-    assert second == get(driver, "a") == Document("a", {"n": 2}, NOW + 1, FRESH + 1)
+    assert second == get(driver, "a") == Document("a", {"n": 2}, NOW + 1, second.version)
+    assert second.version > FRESH
     assert put(driver, "a", FRESH, n=3) is None
     assert get(driver, "a") == second
     assert put(driver, "b", FRESH) is None
@@ -118,7 +119,7 @@ def test_a_change_that_lost_is_computed_anew_from_what_stands_there(driver: Memo
     program = documents.change(AT, "c", "n", one_more, NOW + 5, FRESH)
     after = run(program, FaultyDriver(driver, on_effect=other))
     assert seen == [0, 10, 20]
-    assert after == get(driver, "n") == Document("n", {"n": 21}, NOW + 5, FRESH + 3)
+    assert after == get(driver, "n") == Document("n", {"n": 21}, NOW + 5, after.version)
 
 
 def test_a_change_that_always_loses_gives_up(driver: MemoryDriver) -> None:
@@ -146,7 +147,7 @@ def test_a_change_may_make_a_document_or_leave_things_as_they_are(driver: Memory
     kept = run(documents.change(AT, "c", "a", lambda before: None, NOW + 1, FRESH), driver)
     assert kept == made == get(driver, "a")
     emptied = run(documents.change(AT, "c", "a", lambda before: {}, NOW + 1, FRESH), driver)
-    assert emptied == get(driver, "a") == Document("a", {}, NOW + 1, FRESH + 1)
+    assert emptied == get(driver, "a") == Document("a", {}, NOW + 1, emptied.version)
 
 
 def test_what_is_answered_is_what_the_next_reader_is_told(driver: MemoryDriver) -> None:
@@ -227,7 +228,7 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
 
         changed = run(documents.change(at, "c", "é", larger, NOW + 99, FRESH), door)
         assert changed == run(documents.get(at, "c", "é"), door)
-        assert changed == Document("é", {"x": largest}, NOW + 99, FRESH + 1)
+        assert changed == Document("é", {"x": largest}, NOW + 99, changed.version)
         assert [d.name for d in run(documents.list_newest(at, "c", 1), door)] == ["é"]
         assert run(documents.remove(at, "c", "é"), door)
         assert not run(documents.remove(at, "c", "é"), door)
@@ -235,3 +236,13 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
         driver.perform(Drop(at))
         assert run(documents.list_newest(at, "c", 100), door) == ()
         assert rows.get(driver, DOCUMENT, "c", "a", at=at) is None
+
+
+def test_a_document_read_before_a_loss_replaces_none_since() -> None:
+    lost, restored = MemoryDriver(), MemoryDriver()
+    for driver in (lost, restored):
+        put(driver, "a", n=1)
+    read_before = put(lost, "a", FRESH, now=NOW + 1, n=2)
+    since = put(restored, "a", FRESH, now=NOW + 2, n=3)
+    assert put(restored, "a", read_before.version, n=4) is None
+    assert run(documents.get(AT, "c", "a"), restored) == since

@@ -247,7 +247,7 @@ def test_a_history_is_copied_to_another_backend_and_encrypted_there(db: SyncData
         copied = target.history().load("s1")
         assert copied.messages == histories.load("s1").messages
         assert copied.has_turn("k3")
-        assert target.history().commit(copied, [HumanMessage("on")]).version == copied.version + 1
+        assert target.history().commit(copied, [HumanMessage("on")]).version > copied.version
     assert b"secret" not in path.read_bytes()
 
 

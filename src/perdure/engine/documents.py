@@ -26,6 +26,7 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition, Record
 from perdure.model.runs.messages import decode_object, encode
 
@@ -74,7 +75,7 @@ def put(
 ) -> Program[Document | None]:
     """Store a document by compare-and-set.
 
-    A new document starts at the version ``fresh``, and each replacement of a known version has the next one.
+    A new document starts at the version ``fresh``, and each replacement of a known version has a successor.
     Therefore a caller that has read a document cannot overwrite a later one of the same name. If ``expect``
     names no version, the present document need not be readable, and its replacement starts at ``fresh``.
 
@@ -112,7 +113,7 @@ def plan_put(
 ) -> Put:
     """Return the operation of ``put``, for a commit with other operations."""
     stored = encode(dict(body), "document")
-    version = expect + 1 if isinstance(expect, int) else fresh
+    version = successor(expect, fresh, now) if isinstance(expect, int) else fresh
     return Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
 
 

@@ -39,6 +39,7 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 from perdure.model.runs.messages import MESSAGE_MAX, decode_object, dedupe_digest
 from perdure.model.store_items import LAST, expiry, is_over
@@ -98,7 +99,8 @@ class Terms:
     Attributes:
         now: the time.
         ttl: time to live from the latest turn on, ``None`` for no end.
-        fresh: a number never used before, from which the versions of a new session start.
+        fresh: a number never used before, from which the versions of a new session start, and on which the
+            version of each turn depends.
         limits: those of one commit.
     """
 
@@ -181,7 +183,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         held.messages + added,
         held.budget if turn.budget is None else dict(turn.budget),
         keys,
-        terms.fresh if held.version == 0 else held.version + 1,
+        terms.fresh if held.version == 0 else successor(held.version, terms.fresh),
         held.created_at or terms.now,
         terms.now,
         held.segments,

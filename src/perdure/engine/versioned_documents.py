@@ -15,6 +15,7 @@ from perdure.engine.complete_reads import read_all
 from perdure.engine.transact import retry_attempt
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, Partition, Record
 from perdure.model.runs.messages import encode
 
@@ -168,7 +169,7 @@ def _store(
     """
     key = (collection, after.name)
     expect = Expect.ABSENT if after.revision is None else after.revision
-    revision = fresh if after.revision is None else after.revision + 1
+    revision = fresh if after.revision is None else successor(after.revision, fresh, now)
     head = {
         "said": dict(after.body),
         "number": after.number,

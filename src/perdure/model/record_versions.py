@@ -31,7 +31,8 @@ def successor(version: int, *content: object) -> int:
     """Return the version that follows ``version`` when ``content`` is written.
 
     It is larger, and differs for other content: two contents get the same version only once in a million
-    times. ``content`` is text, integers, ``None`` or bytes.
+    times. ``content`` is text, integers, ``None`` or bytes. As versions are not encrypted, a number that was
+    drawn for the write, or its time, takes the place of a body.
     """
     digest = blake2b(repr((version, content)).encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return version + 1 + int.from_bytes(digest, "big") % (1 << _STRIDE_BITS)

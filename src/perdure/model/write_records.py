@@ -18,6 +18,7 @@ from perdure.errors import Corrupt
 from perdure.model.checkpoint import PendingWrite, TaskSpan, is_set_aside
 from perdure.model.heads import is_of_run
 from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.record_versions import successor
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.short_forms import expand_name, shorten_name
 from perdure.model.values import refs
@@ -91,7 +92,7 @@ def plan_partial_removal(record: Sequence[PendingWrite], gone: Iterable[PendingW
 
 def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
     """Return the operation that overwrites the stored write in a reserved slot."""
-    return _make_put(record_key(stored), [write], stored.version, stored.version + 1)
+    return _make_put(record_key(stored), [write], stored.version, successor(stored.version, write.nonce))
 
 
 def find_asking_tasks(records: Iterable[Record]) -> set[str]:
@@ -148,7 +149,8 @@ def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
 
 def _rewrite(existing: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
     version = existing[0].record_version
-    return _make_put(record_key(existing[0]), [*existing, *more], version, version + 1)
+    after = successor(version, *(write.nonce for write in more))
+    return _make_put(record_key(existing[0]), [*existing, *more], version, after)
 
 
 def _make_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:

@@ -10,7 +10,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, ROLLBACK
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.worker.runner import DELETED
+from perdure.runtime.worker.leases import DELETED
 from perdure.runtime.worker.worker import Worker
 
 

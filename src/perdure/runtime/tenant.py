@@ -421,8 +421,8 @@ class TenantRuntime:
 
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
-        run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
-        ``SubscriberTooSlow`` if the next event is not kept any more."""
+        run's end (an event named ``END``). It never ends, and the thread need not exist yet, or any more.
+        Raise ``SubscriberTooSlow`` if the next event is not kept any more."""
         return self._context.subscriptions.follow_thread(self._partition(thread_id), after)
 
     async def expect_followers(self, thread_id: str) -> None:

@@ -246,3 +246,14 @@ def test_a_tenant_has_a_bounded_number_of_crons(queue: Queue, monkeypatch: pytes
     with pytest.raises(QueueFull, match="there are 3 crons"):
         create(queue, "d", 5)
     assert due_at(queue) is None
+
+
+def test_a_cron_changed_before_a_loss_has_no_version_of_one_since() -> None:
+    lost, restored = Queue(), Queue()
+    begun = [create(queue, "a", 50) for queue in (lost, restored)]
+    assert begun[0] == begun[1]
+    restored.now += 1
+    before, since = move(lost, "a", 60), move(restored, "a", 70)
+    assert before is not None
+    assert since is not None
+    assert before.version != since.version

@@ -10,9 +10,11 @@ import pytest
 
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
+from perdure.engine import documents
 from perdure.engine.queue import subscribers
 from perdure.engine.queue.events import END, Event
-from perdure.model.records import EVENT, LANE, Partition
+from perdure.model.ops import Expect
+from perdure.model.records import EVENT, LANE, OF_THREAD, Partition
 from perdure.model.runs.queue import FOLLOWED
 from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import subscription
@@ -185,3 +187,57 @@ def test_a_follower_record_that_was_renewed_is_not_removed(near: Storage) -> Non
     assert is_followed(near)
     handle_of(database).run(subscribers.forget(at, 200))
     assert not is_followed(near)
+
+
+def test_a_deleted_thread_stays_deleted_while_it_is_followed(
+    near: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "_FOLLOWED_S", 0.9)
+
+    async def main() -> None:
+        async with (
+            working(near.database(), talk.graph, name="works") as works,
+            working(near.database(), talk.graph, works=False) as looks,
+        ):
+            await works.wait(await say(works, "one", None))
+            ended = set[str]()
+
+            async def listen() -> None:
+                async for event in looks.follow_thread("ada", after=0):
+                    ended.update([event.run_id] if event.name == END else [])
+
+            ear = asyncio.create_task(listen())
+            await eventually_stored(lambda: _followed(near))
+            await works.delete("ada")
+            noted = looks._context.subscriptions._noted
+            await eventually(lambda: list(noted.values()) == [-subscription._FOLLOWED_S])
+            await asyncio.sleep(0.5)
+            assert near.rows("ada") == []
+            # A thread of its name is followed again.
+            await works.wait(await say(works, "two", None))
+            await eventually_stored(lambda: _followed(near))
+            ticket = await say(works, "three", None)
+            await eventually(lambda: ticket.id in ended)
+            ear.cancel()
+
+    go(main())
+
+
+def test_a_record_is_renewed_where_its_thread_is(near: Storage) -> None:
+    handle = handle_of(near.database())
+    at = Partition("", "ada")
+
+    def renew(until: int) -> bool:
+        return handle.run(subscribers.renew(at, until, handle.draw_version()))
+
+    assert not renew(100)
+    assert near.rows("ada") == []
+    handle.run(subscribers.note(at, 100, handle.draw_version()))
+    assert renew(200)
+    handle.run(subscribers.forget(at, 150))
+    assert is_followed(near)
+    handle.run(subscribers.forget(at, 200))
+    assert not renew(300)
+    handle.run(documents.put(at, *OF_THREAD, {}, 0, Expect.ABSENT, fresh=1 << 24))
+    assert renew(300)
+    assert is_followed(near)

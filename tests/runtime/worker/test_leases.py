@@ -1,8 +1,5 @@
 """What is asked of a run between its claim and its start is done as soon as the run starts; after its lease a
-run begins nothing that another worker may have done.
-
-Covers perdure.runtime.nodes.lease_check.
-"""
+run begins nothing that another worker may have done."""
 
 from __future__ import annotations
 
@@ -270,8 +267,8 @@ def test_a_renewal_that_is_not_answered_delays_no_other_lease(near: Storage, tal
             of_ada, of_bob = sorted(leases.working, key=lambda partition: partition.thread)
             # Twice as long as a lease lasts.
             await asyncio.sleep(3)
-            assert not leases.is_confirmed(of_ada)
-            assert leases.is_confirmed(of_bob)
+            assert not leases.is_confirmed(leases.working[of_ada].held)
+            assert leases.is_confirmed(leases.working[of_bob].held)
             assert leases.working[of_bob].how == ""
             line.aperform = aperform  # type: ignore[method-assign]
             talk.gate.set()

@@ -21,6 +21,7 @@ from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, LANE, SERVER, Partition, Record
 from perdure.model.runs.messages import encode
 from perdure.model.runs.queue import CRONS, Lane
@@ -134,7 +135,7 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
             due_at=after.due_at,
             # A claim is not a change of the cron itself.
             updated_at=before.updated_at if after.claimed_until else now,
-            version=before.version + 1,
+            version=successor(before.version, fresh, now),
             claimed_until=after.claimed_until,
         )
         return (yield from _store(partition, view, cron, before.version, fresh))

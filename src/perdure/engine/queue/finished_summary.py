@@ -13,10 +13,9 @@ from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.model.ops import Check, Commit, Committed, Expect, Put
+from perdure.model.ops import Check, Commit, Committed, Expect
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, RUN, Partition
-from perdure.model.runs.messages import encode
+from perdure.model.records import HEAD, RUN, Partition
 
 SUMMARY = ("conversation", "summary")
 """Key of the document."""
@@ -57,9 +56,8 @@ def store(partition: Partition, made: FinishedSummary, now: int, *, fresh: int) 
         False if another summary was stored meanwhile, or the thread of the run is gone.
     """
     before = made.before
-    expect, version = (Expect.ABSENT, fresh) if before is None else (before.version, before.version + 1)
-    body = encode(dict(made.body), "summary")
-    write = Put(DOCUMENT, SUMMARY, {"updated_at": now}, body, expect, version)
+    expect = Expect.ABSENT if before is None else before.version
+    write = documents.plan_put(*SUMMARY, made.body, now, expect, fresh)
     same_thread = Check(RUN, (made.run,), Expect.PRESENT)
     outcome = yield from ask(Commit(partition, (write, _HAS_HEAD, same_thread)))
     return isinstance(outcome, Committed)

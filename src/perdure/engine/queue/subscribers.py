@@ -6,19 +6,43 @@ unless it is renewed, so that a process that ended leaves no lasting claim.
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import LANE, Partition
-from perdure.model.runs.queue import FOLLOWED, Lane
+from perdure.model.records import DOCUMENT, LANE, OF_THREAD, Key, Kind, Partition
+from perdure.model.runs.queue import FOLLOWED, IN, Lane
 
 GET = Get(LANE, (FOLLOWED,))
 """Get of the record; ``Lane.read(FOLLOWED, answer)`` decodes the answer."""
 
+_OF_THREAD: tuple[tuple[Kind, Key], ...] = ((LANE, (IN,)), (DOCUMENT, OF_THREAD))
+"""Records of which every thread with runs, and every one that a client created, has one."""
+
 
 def note(partition: Partition, until: int, fresh: int) -> Program[None]:
-    """Record that a thread is followed up to a time, in place of an earlier record."""
-    lane = Lane(FOLLOWED, last=1, since=until, ready_at=until)
-    yield from ask(Commit(partition, (lane.put(fresh)._replace(expect=Expect.ANY),)))
+    """Record that a thread is followed up to a time, in place of an earlier record. The thread need not exist
+    yet."""
+    yield from ask(Commit(partition, (_make_put(until, fresh, Expect.ANY),)))
+
+
+def renew(partition: Partition, until: int, fresh: int) -> Program[bool]:
+    """Record as ``note`` does that a thread is still followed, unless the thread was deleted, and the record
+    with it. If a thread of its name exists since, that is followed.
+
+    Returns:
+        False if nothing was stored.
+    """
+    ways: tuple[tuple[Op, ...], ...] = (
+        (_make_put(until, fresh, Expect.PRESENT),),
+        *((Check(*shown, Expect.PRESENT), _make_put(until, fresh, Expect.ANY)) for shown in _OF_THREAD),
+    )
+    for ops in ways:
+        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+            return True
+    return False
+
+
+def _make_put(until: int, fresh: int, expect: Expect) -> Put:
+    return Lane(FOLLOWED, last=1, since=until, ready_at=until).put(fresh)._replace(expect=expect)
 
 
 def is_followed(lane: Lane, now: int) -> bool:

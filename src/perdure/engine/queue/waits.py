@@ -20,6 +20,7 @@ from perdure.errors import Conflict, OverMaximum, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import DEDUPE, DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.messages import ANSWERS, ROLLED_BACK, SIGNAL, Message, Reply, Run, dedupe_put, encode
 from perdure.model.runs.payloads import RESUME
@@ -499,6 +500,6 @@ def make_early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], no
         {"name": one.name, "value": one.value, "to_all": one.to_all, "dedupe": one.dedupe} for one in signals
     ]
     body = encode({"signals": plain_signals}, "collection of signals")
-    version = found[0].version + 1 if found else fresh
+    version = successor(found[0].version, fresh, now) if found else fresh
     expect = found[0].version if found else Expect.ABSENT
     return Put(DOCUMENT, SIGNALS, {"updated_at": now}, body, expect, version)

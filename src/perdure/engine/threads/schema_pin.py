@@ -71,6 +71,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             yield from _require_reached(partition, view.head.checkpoint_id, version)
         (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
         before = found[0].version if found else 0
+        pinned = successor(before, version, now)
         change: Op
         if version is None:
             if not found:
@@ -79,7 +80,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
         else:
             fields = {"updated_at": now}
             body = encode({_VERSION: version}, "pin")
-            change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=before + 1)
+            change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=pinned)
         raised = successor(view.generation, partition.thread, str(version))
         outcome = yield from ask(
             Commit(
@@ -97,9 +98,9 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             newest = yield from _find_newest_write(partition, view.head.checkpoint_id)
             if newest <= version:
                 return
-            undo: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
+            undo: Op = Delete(DOCUMENT, _PIN, expect=pinned)
             if found:
-                undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, before + 1, before + 2)
+                undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, pinned, successor(pinned, now))
             yield from ask(Commit(partition, (undo,)))
             raise Conflict(
                 f"thread {partition.thread!r} has a part of a step of schema version {newest}; it was not "

@@ -56,7 +56,7 @@ def set_tag(
                         (name,),
                         {"namespace": namespace, "checkpoint_id": target},
                         expect=version or Expect.ABSENT,
-                        version=version + 1,
+                        version=successor(version, namespace, target),
                     ),
                     *(() if view.generation else (transfer_claim.UNCLAIMED,)),
                 ),

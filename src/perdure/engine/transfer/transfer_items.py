@@ -31,6 +31,7 @@ from perdure.engine.transfer.transfer_terms import (
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 from perdure.model.store_items import is_over, labels_of
 
@@ -277,7 +278,9 @@ def _send(
                 held_version = target_items[record.key].record.version
             else:
                 held_version = 0
-            version = max(record.version, held_version + 1)
+            version = record.version
+            if held_version >= version:
+                version = successor(held_version, version)
             expect = held_version or Expect.ABSENT
             put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
             entry = entries.get(record.key[0])

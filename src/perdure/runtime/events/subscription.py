@@ -70,14 +70,15 @@ class Subscriptions:
         if (noted_at := self._noted.get(partition)) is not None and time() - noted_at < _FOLLOWED_S / 3:
             return
         began = time()
-        await self._store_record(partition)
+        await self._database.arun(subscribers.note(partition, *await self._make_terms()))
         self._noted[partition] = began
         self._signals.notify_followed(partition)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
 
     def forget(self, partition: Partition) -> None:
-        """Note that a thread was removed, and with it the record that this process follows it."""
+        """Note that a thread was removed, and with it the record that this process follows it. Subscribers
+        stay, as of a thread that does not exist yet."""
         if partition in self._noted:
             self._noted[partition] = -_FOLLOWED_S
 
@@ -86,9 +87,10 @@ class Subscriptions:
         if self._renewing is not None:
             self._renewing.cancel()
 
-    async def _store_record(self, partition: Partition) -> None:
+    async def _make_terms(self) -> tuple[int, int]:
+        """Return the time until which a record is valid, and a version for it."""
         until = await self._clock.now() + round(_FOLLOWED_S * 1_000_000)
-        await self._database.arun(subscribers.note(partition, until, self._database.draw_version()))
+        return until, self._database.draw_version()
 
     async def _renew(self) -> None:
         while self._noted:
@@ -100,7 +102,7 @@ class Subscriptions:
     async def _renew_one(self, partition: Partition) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            await self._store_record(partition)
+            is_stored = await self._database.arun(subscribers.renew(partition, *await self._make_terms()))
         except PerdureError as error:
             # The record is valid for two more attempts at its renewal.
             self._observers.event(
@@ -110,7 +112,10 @@ class Subscriptions:
                 error=type(error).__name__,
             )
         else:
-            self._noted[partition] = began
+            if is_stored:
+                self._noted[partition] = began
+            else:
+                self.forget(partition)
 
     def find_first_free(self, partition: Partition, now: int, over: int | None) -> int | None:
         """Return the number from which a run may number its events, if this process knows it: the run is the

@@ -146,6 +146,7 @@ async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwa
 
     Raises:
         NotAllowed: The function has no name, or another effect of the step has the same.
+        Fenced: The run has ended, or another worker may hold it; the function is not called.
     """
     return await effects(call)(*args, **kwargs)
 

@@ -15,29 +15,38 @@ class LeaseCheck:
 
     Args:
         is_confirmed: Returns False if the lease may have ended.
-        renew: Renews the lease, and raises if another process holds it. Called on the event loop on which
-            the check is made.
+        renew: Renews the lease on the event loop on which this object is made. Raises ``Fenced`` if another
+            process holds it; if that is known before, at its call, in any OS thread.
+        renew_here: The same, blocking, for a call on that event loop.
     """
 
     def __init__(
-        self, is_confirmed: Callable[[], bool], renew: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        is_confirmed: Callable[[], bool],
+        renew: Callable[[], Coroutine[Any, Any, None]],
+        renew_here: Callable[[], None],
     ) -> None:
         self._is_confirmed = is_confirmed
         self._renew = renew
+        self._renew_here = renew_here
         self._loop = asyncio.get_running_loop()
 
     async def aconfirm(self) -> None:
         """Return when the lease is confirmed.
 
         Raises:
-            Fenced: Another process holds the lease, or the database does not renew it.
+            Fenced: Another process holds the lease, or the attempt at the run is over.
         """
         if not self._is_confirmed():
             await self._renew()
 
     def confirm(self) -> None:
-        """See ``aconfirm``. On an event loop, which would itself have to renew the lease, check nothing."""
-        if not self._is_confirmed() and not is_on_loop():
+        """See ``aconfirm``."""
+        if self._is_confirmed():
+            return
+        if is_on_loop():
+            self._renew_here()
+        else:
             asyncio.run_coroutine_threadsafe(self._renew(), self._loop).result()
 
 

@@ -21,6 +21,11 @@ from perdure.runtime.nodes.lease_check import LeaseCheck
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.runtime_context import RuntimeContext
 
+LOST = "lost"
+"""Cancellation reason of a run that another worker may hold."""
+DELETED = "deleted"
+"""Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
+
 
 @dataclass(slots=True, eq=False)
 class Working:
@@ -32,6 +37,7 @@ class Working:
         task: The attempt at it.
         confirmed_at: The time (``time.monotonic``) from which its lease lasts for its full length, at least.
         how: The reason for its cancellation: stopped, past its deadline, lost, or drained.
+        is_lost: True once it is known that this process may not hold it any more, whatever came first.
         asked: Done when the run is cancelled.
         renewal: The latest regular renewal of its lease.
     """
@@ -41,11 +47,13 @@ class Working:
     task: asyncio.Task[Ending]
     confirmed_at: float
     how: str = ""
+    is_lost: bool = False
     asked: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     renewal: asyncio.Task[None] | None = None
 
     def cancel(self, how: str) -> None:
         """Cancel the run; the first reason counts."""
+        self.is_lost = self.is_lost or how in (LOST, DELETED)
         self.how = self.how or how
         if not self.asked.done():
             self.asked.set_result(None)
@@ -92,13 +100,20 @@ class Leases:
             return None
         return starting.over
 
-    def is_confirmed(self, partition: Partition) -> bool:
-        """Return False if the lease of a thread's run was last renewed so long ago that another process may
-        have taken the run: this process was frozen, or the database does not answer."""
-        working = self.working.get(partition)
-        if working is None:
-            return True
-        return time.monotonic() - working.confirmed_at <= self._settings.lease
+    def is_confirmed(self, held: HeldRun) -> bool:
+        """Return True if this process works on a run, and its lease certainly lasts. Otherwise another one
+        may have taken the run: this process was frozen, the database does not answer, or this attempt at the
+        run is over. A later attempt here has a lease of its own."""
+        working = self._find(held)
+        return working is not None and time.monotonic() - working.confirmed_at <= self._settings.lease
+
+    def _find(self, held: HeldRun) -> Working | None:
+        """Return the attempt under way at a run, ``None`` if it is over or lost. The thread may have another
+        run by now, or the run another attempt."""
+        working = self.working.get(held.partition)
+        if working is None or working.is_lost or working.held.epoch != held.epoch:
+            return None
+        return working
 
     def confirmed_at(self, held: HeldRun) -> float:
         """Return the time (``time.monotonic``) from which a run's lease lasts for its full length, by the
@@ -106,20 +121,38 @@ class Leases:
         left_us = (held.lane.lease_until or 0) - self._clock.estimate()
         return time.monotonic() - self._settings.lease + left_us / 1_000_000
 
-    def check(self, partition: Partition) -> LeaseCheck:
-        """Return the check of the lease of a thread's run."""
-        return LeaseCheck(partial(self.is_confirmed, partition), partial(self._confirm, partition))
+    def check(self, held: HeldRun) -> LeaseCheck:
+        """Return the check of the lease of a run."""
+        return LeaseCheck(
+            partial(self.is_confirmed, held), partial(self._confirm, held), partial(self._confirm_here, held)
+        )
 
-    async def _confirm(self, partition: Partition) -> None:
-        working = self.working.get(partition)
-        if working is None:
-            return
+    def _confirm(self, held: HeldRun) -> Coroutine[Any, Any, None]:
+        """Return what renews the lease of a run; raise ``Fenced`` here and now if this process has lost the
+        run, or its attempt at it is over."""
+        return self._renew_or_raise(held, self._require(held))
+
+    async def _renew_or_raise(self, held: HeldRun, working: Working) -> None:
         await self._renew(working)
-        if working.how == "lost":
+        self._require(held)
+
+    def _confirm_here(self, held: HeldRun) -> None:
+        """Renew the lease of a run as ``_confirm`` does, blocking the event loop as the node does that calls
+        this on it."""
+        working = self._require(held)
+        asked_at = time.monotonic()
+        renewal = runs.renew(working.held, self._clock.estimate(), self._settings.lease_us)
+        working.held = working.held._replace(lane=self._database.run(renewal).lane)
+        working.confirmed_at = asked_at
+
+    def _require(self, held: HeldRun) -> Working:
+        working = self._find(held)
+        if working is None:
             raise Fenced(
-                f"thread {partition.thread!r}: the lease of run {working.held.run.id!r} ended before the "
-                "database answered, and another worker may hold the run; this one stores nothing more"
+                f"thread {held.partition.thread!r}: this process does not hold run {held.run.id!r} under "
+                f"epoch {held.epoch} any more, and another worker may; no side effect and no step begins here"
             )
+        return working
 
     async def keep_renewing(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration. Each is renewed by itself,
@@ -167,12 +200,12 @@ class Leases:
             renewed = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
             working.held = working.held._replace(lane=renewed.lane)
         except Fenced:
-            working.cancel("lost")
+            working.cancel(LOST)
         except PerdureError as error:
             self._emit("run.not_renewed", working.held, error=type(error).__name__)
-            if not self.is_confirmed(working.held.partition):
+            if not self.is_confirmed(working.held):
                 # Another worker may hold the lease by now, and writes of this run would be refused.
-                working.cancel("lost")
+                working.cancel(LOST)
         else:
             working.confirmed_at = asked_at
             if working.held.lane.stop is not None:
@@ -196,7 +229,7 @@ class Leases:
         try:
             await working.steering.check_for_messages()
         except Fenced:
-            working.cancel("lost")
+            working.cancel(LOST)
         except PerdureError as error:
             # The next renewal of the lease looks again; at the run's end the messages become the next run.
             self._emit("run.not_steered", working.held, error=type(error).__name__)

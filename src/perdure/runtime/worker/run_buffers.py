@@ -58,7 +58,7 @@ class RunBuffers:
             stored=is_stored,
             changed=context.subscriptions.wake,
             announce=context.notifications.notify_stored,
-            is_leased=partial(self._leases.is_confirmed, partition),
+            is_leased=partial(self._leases.is_confirmed, held),
         )
         self._buffers[held.run.id] = buffer
         context.subscriptions.register(buffer)

@@ -46,7 +46,7 @@ from perdure.runtime.worker.attempt import Views, add_notice, attempt
 from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
+from perdure.runtime.worker.leases import DELETED, Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
 from perdure.runtime.worker.uncounted_attempts import PERMANENT, Excuses, Judge
@@ -56,9 +56,6 @@ _SOON_POLLS = 2
 """A wait that is due within this number of polls is scheduled by the process that stored it."""
 CANCEL_WAIT_S = 5.0
 """Seconds for which a cancelled run is waited for."""
-
-DELETED = "deleted"
-"""Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
 
 class Runner:
@@ -283,7 +280,7 @@ class Runner:
         prices = settings.prices.override(agent.prices)
         steering = Steering(self._database, agent, held, settings.max_batch, is_sync=durability == "sync")
         stored = StoredCheckpoints() if durability == "async" else None
-        journal = EffectJournal.of(self._database, held, stored, self.leases.check(held.partition))
+        journal = EffectJournal.of(self._database, held, stored, self.leases.check(held))
         self._waits[held.run.id] = journal.waits
         task = asyncio.create_task(
             attempt(

@@ -18,7 +18,7 @@ from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import Fenced, PerdureError
 from perdure.model.records import Partition
 from perdure.runtime.nodes.lease_check import LeaseCheck
-from perdure.runtime.nodes.steering import Steering
+from perdure.runtime.nodes.steering import Steering, StepControl
 from perdure.runtime.runtime_context import RuntimeContext
 
 
@@ -49,7 +49,13 @@ class Working:
         self.how = self.how or how
         if not self.asked.done():
             self.asked.set_result(None)
-        self.task.cancel()
+        self.halt()
+
+    def halt(self) -> None:
+        """Cancel the attempt, unless it has ended. A node may ignore that: no step, and no recorded side
+        effect, begins after it."""
+        if self.task.cancel():
+            self.steering.control.is_stopped = True
 
 
 @dataclass(slots=True, eq=False)
@@ -106,11 +112,18 @@ class Leases:
         left_us = (held.lane.lease_until or 0) - self._clock.estimate()
         return time.monotonic() - self._settings.lease + left_us / 1_000_000
 
-    def check(self, partition: Partition) -> LeaseCheck:
-        """Return the check of the lease of a thread's run."""
-        return LeaseCheck(partial(self.is_confirmed, partition), partial(self._confirm, partition))
+    def check(self, partition: Partition, control: StepControl) -> LeaseCheck:
+        """Return the check of the lease of a thread's run, for the attempt that has a control."""
+        return LeaseCheck(
+            lambda: not control.is_stopped and self.is_confirmed(partition),
+            partial(self._confirm, partition, control),
+        )
 
-    async def _confirm(self, partition: Partition) -> None:
+    async def _confirm(self, partition: Partition, control: StepControl) -> None:
+        if control.is_stopped:
+            raise Fenced(
+                f"thread {partition.thread!r}: the attempt at its run was stopped, and begins nothing"
+            )
         working = self.working.get(partition)
         if working is None:
             return

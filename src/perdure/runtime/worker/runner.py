@@ -283,7 +283,9 @@ class Runner:
         prices = settings.prices.override(agent.prices)
         steering = Steering(self._database, agent, held, settings.max_batch, is_sync=durability == "sync")
         stored = StoredCheckpoints() if durability == "async" else None
-        journal = EffectJournal.of(self._database, held, stored, self.leases.check(held.partition))
+        journal = EffectJournal.of(
+            self._database, held, stored, self.leases.check(held.partition, steering.control)
+        )
         self._waits[held.run.id] = journal.waits
         task = asyncio.create_task(
             attempt(
@@ -322,7 +324,7 @@ class Runner:
         finally:
             if indicator is not None:
                 indicator.cancel()
-            task.cancel()
+            working.halt()
             if stored is not None:  # a node in an OS thread of its own may still wait
                 stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
@@ -355,8 +357,9 @@ class Runner:
         if not task.done():
             self._emit("run.not_heeded", held)
         unformatted: Exception | None = None
-        if task.done() and not task.cancelled() and task.exception() is None:
-            # It finished before it was stopped, so its result counts.
+        is_stopped = working.steering.control.is_stopped
+        if not is_stopped and not task.cancelled() and task.exception() is None:
+            # It finished before it was stopped. A result in spite of the cancellation does not count.
             try:
                 ending = self._format_ending(held, task.result())
             except Exception as error:

@@ -40,7 +40,7 @@ def _node_of(error: BaseException) -> str:
     """Return the node that raised an error, after those that lead to it, as ``team|writer``; "" if none
     did."""
     # A node that is tried again may raise the same object.
-    notes = dict.fromkeys(str(note) for note in getattr(error, "__notes__", ()))
+    notes = dict.fromkeys(note for note in getattr(error, "__notes__", ()) if isinstance(note, str))
     names = [found[1] for note in notes if (found := _TASK_NOTE.fullmatch(note)) is not None]
     return replace_surrogates("|".join(reversed(names)))[:_NODE_MAX]
 

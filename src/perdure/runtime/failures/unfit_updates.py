@@ -5,6 +5,8 @@ from __future__ import annotations
 from langgraph.errors import InvalidUpdateError, is_invalid_resume
 from pydantic import ValidationError
 
+from perdure.model.runs.messages import read_message, text_of_error
+
 _FAULTS_MAX = 5
 _PLAIN = (InvalidUpdateError, ValueError, TypeError)
 
@@ -16,8 +18,8 @@ def describe_unfitness(error: Exception) -> str:
         error: what LangGraph, or a reducer, raised for values that it does not take: any exception.
     """
     if isinstance(error, _PLAIN):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        return read_message(error)
+    return text_of_error(error)
 
 
 def describe_unfit_answer(error: BaseException) -> str | None:

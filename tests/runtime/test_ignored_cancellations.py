@@ -20,7 +20,7 @@ class State(TypedDict):
 
 
 class Stubborn:
-    """A graph whose first node ignores its cancellation, and ends when ``may_end`` is set; the second node has
+    """A graph whose first node ignores its cancellation, and ends when ``may_end`` is set; the second one has
     a side effect. ``nested`` puts both into a subgraph."""
 
     def __init__(self, *, nested: bool = False) -> None:

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import Field
 
 from perdure.engine.queue.events import Event
 from perdure.runtime import Options, StreamOptions
@@ -28,7 +29,7 @@ class _Unreadable(RuntimeError):
 class _OneIdModel(BaseChatModel):
     """Gives all its messages one id, and each a time of its own."""
 
-    times: list[float] = [0.1, 0.2]
+    times: list[float] = Field(default_factory=lambda: [0.1, 0.2])
 
     @property
     def _llm_type(self) -> str:

@@ -72,6 +72,16 @@ def stubborn_answer(state):
     return {"messages": [AIMessage("echo at last")]}
 
 
+async def stuck_answer(state):
+    note("stuck " + state["messages"][-1].content)
+    while not is_free():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            pass
+    return {"messages": [AIMessage("echo at last")]}
+
+
 def built(answer):
     graph = StateGraph(MessagesState).add_node("first", first).add_node("answer", answer)
     return graph.add_edge(START, "first").add_edge("first", "answer")
@@ -81,6 +91,7 @@ uncompiled = built(answer)
 graph = uncompiled.compile()
 agent = Agent(graph)
 stubborn = built(stubborn_answer).compile()
+stuck = built(stuck_answer).compile()
 
 
 async def make():

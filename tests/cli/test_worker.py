@@ -68,12 +68,12 @@ def test_told_to_stop_it_ends_its_run_and_claims_no_other(workers: Workers) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["graph", "stubborn"])
+@pytest.mark.parametrize("graph", ["graph", "stubborn", "stuck"])
 def test_a_run_longer_than_the_drain_is_handed_over_and_ended_once(workers: Workers, graph: str) -> None:
-    """``stubborn`` sits in a thread, where nothing can interrupt it."""
+    """``stubborn`` sits in a thread, where nothing can interrupt it; ``stuck`` ignores its cancellation."""
     process = workers.start(f"app:{graph}", "--drain", "0.2", "--attempts", "1")
     slow = workers.accept(("a", "slow"))
-    kind = "answer" if graph == "graph" else "stubborn"
+    kind = "answer" if graph == "graph" else graph
     workers.until(lambda: f"{kind} slow" in workers.notes())
     process.send_signal(signal.SIGTERM)
     assert workers.ended(process) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -11,7 +13,7 @@ import orjson
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.types import Interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, model_serializer
 
 from perdure.runtime.json_encoding import to_json, to_plain
 
@@ -83,3 +85,60 @@ def test_half_of_a_character_in_a_message_is_replaced_in_json() -> None:
     message = AIMessage(HALF, tool_calls=[{"name": "f", "args": {"to": HALF}, "id": "c"}])
     shown = orjson.loads(to_json({"messages": [message]}))["messages"][0]
     assert (shown["content"], shown["tool_calls"][0]["args"]) == ("cut �", {"to": "cut �"})
+
+
+class _Unreadable(RuntimeError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class _UnreadableModel(BaseModel):
+    text: str
+
+    @model_serializer
+    def _serialize(self) -> dict[str, Any]:
+        raise RuntimeError("no fields")
+
+
+class _UnreadableKey:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class _UnreadableMapping(UserDict[str, Any]):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no keys")
+
+
+class _UnreadableObject:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (_UnreadableObject(), "(_UnreadableObject, which cannot be read: RuntimeError)"),
+        (_UnreadableModel(text=""), "(_UnreadableModel, which cannot be read: PydanticSerializationError)"),
+        (_UnreadableMapping(), "(_UnreadableMapping, which cannot be read: RuntimeError)"),
+        ({_UnreadableKey(): 1}, {"(_UnreadableKey, which cannot be read: RuntimeError)": 1}),
+        (10**5000, "(int, which cannot be read: ValueError)"),
+        (
+            _Unreadable(),
+            {"error": "_Unreadable", "message": "(its text cannot be read: RuntimeError)"},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("beside", ["plain", HALF])
+def test_a_value_whose_methods_raise_is_named_by_its_type(value: object, expected: Any, beside: str) -> None:
+    assert to_plain([value, beside])[0] == expected
+
+
+def test_a_question_whose_schema_has_no_json_schema_is_shown_without_it() -> None:
+    class Schema(BaseModel):
+        call: Callable[[], None]
+
+    assert to_plain(Interrupt(value="ok?", id="i", response_schema=Schema)) == {"value": "ok?", "id": "i"}

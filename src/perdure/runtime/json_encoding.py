@@ -1,7 +1,8 @@
 """JSON form of a graph's values, for subscribers of a run and for HTTP.
 
 Messages and other models become their fields, as the clients of LangGraph's server expect; a value without a
-form of its own becomes text.
+form of its own becomes text. Methods of the application's own types make these forms. If one raises an error,
+the type takes the value's place, as no run may fail because it is followed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Interrupt
 from pydantic import BaseModel, TypeAdapter
 
-from perdure.model.runs.messages import replace_surrogates
+from perdure.model.runs.messages import read_message, replace_surrogates
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
@@ -48,7 +49,10 @@ def describe_interrupt(asked: Interrupt) -> dict[str, Any]:
     shown = {"value": asked.value, "id": asked.id}
     schema = getattr(asked, "response_schema", None)
     if isinstance(schema, type):
-        schema = TypeAdapter(schema).json_schema()
+        try:
+            schema = TypeAdapter(schema).json_schema()
+        except Exception:  # a schema of the application's own may have no JSON schema
+            schema = None
     if schema is None:
         return shown
     return {**shown, "response_schema": schema}
@@ -68,6 +72,18 @@ def _find_internals() -> tuple[type, ...]:
 
 
 def _plain(value: Any) -> Any:
+    """Return the form of a value that JSON has none for. It may contain further such values."""
+    try:
+        return _make_plain(value)
+    except Exception as error:
+        return _describe_unreadable(value, error)
+
+
+def _describe_unreadable(value: Any, error: Exception) -> str:
+    return f"({type(value).__name__}, which cannot be read: {type(error).__name__})"
+
+
+def _make_plain(value: Any) -> Any:
     match value:
         case BaseModel():
             return value.model_dump()
@@ -88,7 +104,7 @@ def _plain(value: Any) -> Any:
         case timedelta():
             return value.total_seconds()
         case BaseException():
-            return {"error": type(value).__name__, "message": str(value)}
+            return {"error": type(value).__name__, "message": read_message(value)}
         case Mapping():
             return dict(value)
         case Set():
@@ -104,8 +120,18 @@ def _plain(value: Any) -> Any:
 
 
 def _encode_deep(value: Any, depth: int = 0) -> Any:
+    try:
+        return _encode_parts(value, depth)
+    except Exception as error:
+        return _describe_unreadable(value, error)
+
+
+def _encode_parts(value: Any, depth: int) -> Any:
     match value:
-        case None | bool() | int():
+        case None | bool():
+            return value
+        case int():
+            int.__repr__(value)  # Python refuses to write more than 4,300 digits, by default
             return value
         case str():
             return replace_surrogates(value)
@@ -116,10 +142,7 @@ def _encode_deep(value: Any, depth: int = 0) -> Any:
         case _ if depth == _DEEPEST:
             return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
-            return {
-                replace_surrogates(key if isinstance(key, str) else str(key)): _encode_deep(item, depth + 1)
-                for key, item in value.items()
-            }
+            return {_write_key(key): _encode_deep(item, depth + 1) for key, item in value.items()}
         case list() | tuple() if not hasattr(value, "_asdict"):
             return [_encode_deep(item, depth + 1) for item in value]
         case _:
@@ -127,3 +150,10 @@ def _encode_deep(value: Any, depth: int = 0) -> Any:
             if plain_value is value:
                 return replace_surrogates(repr(plain_value))
             return _encode_deep(plain_value, depth + 1)
+
+
+def _write_key(key: Any) -> str:
+    try:
+        return replace_surrogates(key if isinstance(key, str) else str(key))
+    except Exception as error:
+        return _describe_unreadable(key, error)

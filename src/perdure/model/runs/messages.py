@@ -314,12 +314,17 @@ def shorten_error(error: BaseException) -> str:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Return the type and the text of an error. Its text may be made by code of the application, which may
-    raise an error in turn; what failed has to be recorded all the same."""
+    """Return the type and the text of an error."""
+    return f"{type(error).__name__}: {read_message(error)}"
+
+
+def read_message(error: BaseException) -> str:
+    """Return the text of an error. Code of the application may make it, and raise an error in turn; what
+    failed has to be recorded and shown all the same."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception as unreadable:
-        return f"{type(error).__name__}: (its text cannot be read: {type(unreadable).__name__})"
+        return f"(its text cannot be read: {type(unreadable).__name__})"
 
 
 def replace_surrogates(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from langchain_core.language_models._compat_bridge import message_to_events
 from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage
 
+from perdure.model.runs.messages import read_message
 from perdure.model.write_records import INTERRUPT
 
 MODES = ("checkpoints", "custom", "messages", "tasks", "tools", "updates", "values")
@@ -191,8 +192,8 @@ class ProtocolPublisher:
             data: dict[str, Any] = {"event": "completed"}
             if task.get("interrupts"):
                 data = {"event": "interrupted"}
-            elif error := task.get("error"):
-                data = {"event": "failed", "error": str(error)}
+            elif (error := task.get("error")) is not None:
+                data = {"event": "failed", "error": read_message(error)}
             self._ends.append((below, data))
 
     def _emit_ends(self) -> None:

@@ -450,10 +450,11 @@ class StreamPublisher:
         if previous is None:
             self._buffer.publish("messages/metadata", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
+            accumulated = message
             if isinstance(previous, AIMessageChunk):
-                accumulated = previous + message
-            else:
-                accumulated = message
+                # Chunks of two calls of a model that gives both one id may not fit together.
+                with suppress(TypeError, ValueError):
+                    accumulated = previous + message
             self._messages[key] = accumulated
             # Clients receive the accumulated chunks as a whole message.
             self._buffer.publish("messages/partial", [message_chunk_to_message(accumulated)])

@@ -45,7 +45,7 @@ def _node_of(error: BaseException) -> str:
 def list_tasks(error: BaseException) -> list[tuple[str, str]]:
     """Return the names and ids of the tasks that an error passed through, the outermost first."""
     # A node that is tried again may raise the same object.
-    notes = dict.fromkeys(str(note) for note in getattr(error, "__notes__", ()))
+    notes = dict.fromkeys(note for note in getattr(error, "__notes__", ()) if isinstance(note, str))
     found = [match for note in notes if (match := _TASK_NOTE.fullmatch(note)) is not None]
     return [(match[1], match[2]) for match in reversed(found)]
 

@@ -8,7 +8,7 @@ from langgraph.errors import InvalidUpdateError, is_invalid_resume
 from pydantic import ValidationError
 
 from perdure.langgraph.reading.open_interrupts import interrupt_id
-from perdure.model.runs.messages import ANSWERS, Message
+from perdure.model.runs.messages import ANSWERS, Message, read_message, text_of_error
 from perdure.runtime.failures.failure_traces import list_tasks
 
 _ANSWERS_OF_TASK_MAX = 100
@@ -24,8 +24,8 @@ def describe_unfitness(error: Exception) -> str:
         error: what LangGraph, or a reducer, raised for values that it does not take: any exception.
     """
     if isinstance(error, _PLAIN):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        return read_message(error)
+    return text_of_error(error)
 
 
 class UnfitAnswer(NamedTuple):

@@ -64,14 +64,16 @@ STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
 class StepControl(RunControl):
     """Control that ends a run's loop before its next step while ``is_wanted``, unless ``is_closed``: then the
     recursion limit leaves no step after this one. It never ends the loop within a subgraph, nor before the
-    first step of a call, because until that step LangGraph keeps an answer to an interrupt only in memory."""
+    first step of a call, because until that step LangGraph keeps an answer to an interrupt only in memory.
+    Once ``is_stopped``, no step begins anywhere: the attempt was cancelled, which a node may have ignored."""
 
-    __slots__ = ("_steps_in_call", "is_closed", "is_wanted", "steps")
+    __slots__ = ("_steps_in_call", "is_closed", "is_stopped", "is_wanted", "steps")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_wanted = False
         self.is_closed = False
+        self.is_stopped = False
         self.steps = 0
         self._steps_in_call = 0
 
@@ -81,7 +83,9 @@ class StepControl(RunControl):
 
     @property
     def drain_requested(self) -> bool:
-        """Return True if the graph has to stop before its next step, to take up messages."""
+        """Return True if the graph has to stop before its next step."""
+        if self.is_stopped:
+            return True
         # LangGraph asks once before each step of a graph, and of each of its subgraphs.
         if _find_task_config() is not None:
             return False

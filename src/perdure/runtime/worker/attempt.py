@@ -255,7 +255,11 @@ async def _steer(
         steering.control.begin()
         try:
             values = await _invoke(running, given, config, call_options, buffer, publisher)
-        except GraphDrained:
+        except GraphDrained as drained:
+            if steering.control.is_stopped:
+                if publisher is not None:
+                    await publisher.fail(drained)
+                raise
             await steering.write_between_steps(graph, head_config, held)
             given, config = None, steering.make_next_config(graph, head_config)
         except asyncio.CancelledError as cancelled:

@@ -57,7 +57,13 @@ class Working:
         self.how = self.how or how
         if not self.asked.done():
             self.asked.set_result(None)
-        self.task.cancel()
+        self.halt()
+
+    def halt(self) -> None:
+        """Cancel the attempt, unless it has ended. A node may ignore that: no step, and no recorded side
+        effect, begins after it."""
+        if self.task.cancel():
+            self.steering.control.is_stopped = True
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +114,12 @@ class Leases:
         return working is not None and time.monotonic() - working.confirmed_at <= self._settings.lease
 
     def _find(self, held: HeldRun) -> Working | None:
-        """Return the attempt under way at a run, ``None`` if it is over or lost. The thread may have another
-        run by now, or the run another attempt."""
+        """Return the attempt under way at a run, ``None`` if it is over, stopped or lost. The thread may have
+        another run by now, or the run another attempt."""
         working = self.working.get(held.partition)
         if working is None or working.is_lost or working.held.epoch != held.epoch:
+            return None
+        if working.steering.control.is_stopped:
             return None
         return working
 
@@ -150,7 +158,7 @@ class Leases:
         if working is None:
             raise Fenced(
                 f"thread {held.partition.thread!r}: this process does not hold run {held.run.id!r} under "
-                f"epoch {held.epoch} any more, and another worker may; no side effect and no step begins here"
+                f"epoch {held.epoch} any more, or has stopped it; no side effect and no step begins here"
             )
         return working
 

@@ -319,7 +319,7 @@ class Runner:
         finally:
             if indicator is not None:
                 indicator.cancel()
-            task.cancel()
+            working.halt()
             if stored is not None:  # a node in an OS thread of its own may still wait
                 stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
@@ -352,8 +352,9 @@ class Runner:
         if not task.done():
             self._emit("run.not_heeded", held)
         unformatted: Exception | None = None
-        if task.done() and not task.cancelled() and task.exception() is None:
-            # It finished before it was stopped, so its result counts.
+        is_stopped = working.steering.control.is_stopped
+        if not is_stopped and not task.cancelled() and task.exception() is None:
+            # It finished before it was stopped. A result in spite of the cancellation does not count.
             try:
                 ending = self._format_ending(held, task.result())
             except Exception as error:

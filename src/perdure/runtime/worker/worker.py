@@ -202,7 +202,8 @@ class Worker:
             behind = await self.dispatch.wait_until_idle(0)
             if behind:
                 self.runner.hand_over()
-                behind = await self.dispatch.wait_until_idle(CANCEL_WAIT_S)
+                # A run that ignores its cancellation is released after the first half.
+                behind = await self.dispatch.wait_until_idle(2 * CANCEL_WAIT_S)
             if self.beginning:
                 # These tasks release what they have claimed, or have it served if the claim is in doubt.
                 await asyncio.wait(set(self.beginning), timeout=CANCEL_WAIT_S)

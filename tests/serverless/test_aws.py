@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import re
 import threading
@@ -368,6 +369,42 @@ def test_a_database_that_is_away_is_answered_with_503(tmp_path: Path) -> None:
     answer = handler(http_event("GET", "/"), _Context(30))
     handler.close()
     assert (answer["statusCode"], answer["headers"]["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failing when it is stopped"])
+def test_a_request_that_does_not_fit_its_time_is_logged_in_one_line(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+
+    @app.get("/slow")
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            if fails:
+                raise RuntimeError("the connection is gone")
+
+    handler = lambda_handler(app)
+    assert handler(http_event("GET", "/slow"), _Context(0.3))["statusCode"] == 504
+    handler.close()
+    (line,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+    assert line.exc_info is None
+    assert "GET /slow" in line.getMessage()
+    assert "timeout" in line.getMessage()
+
+
+def test_a_request_that_fails_in_time_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+
+    @app.get("/broken")
+    async def fail() -> None:
+        raise RuntimeError("broken")
+
+    handler = lambda_handler(app)
+    assert handler(http_event("GET", "/broken"), _Context(30))["statusCode"] == 500
+    handler.close()
+    assert any(record.exc_info for record in caplog.records)
 
 
 def _echo() -> FastAPI:

@@ -195,7 +195,18 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
     if runtime is not None:
         await runtime.resume()
     cycle.scope["state"] = dict(state)
-    answering = asyncio.ensure_future(cycle.run(app))
+    is_done = True
+
+    async def answer(*call: Any) -> None:
+        try:
+            await app(*call)
+        except BaseException:
+            # Mangum logs the traceback of every error, also of those that the end of the time has caused.
+            if is_done:
+                raise
+
+    answering = asyncio.ensure_future(cycle.run(answer))
+    is_released = False
     try:
         await asyncio.wait([answering], timeout=budget.time_left())
         is_done = answering.done()
@@ -203,8 +214,19 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
             answering.cancel()
             await asyncio.wait([answering], timeout=1)
     finally:
-        if runtime is not None and not await runtime.pause(budget.time_left()):
-            _log.warning("work that did not fit the time of the call was released")
+        if runtime is not None:
+            is_released = not await runtime.pause(budget.time_left())
+    if not is_done:
+        request = f"{cycle.scope['method']} {cycle.scope['path']}"
+        _log.warning(
+            "%s did not fit the time of the call and was answered with 504; send it again with the same "
+            "Idempotency-Key, or raise the function's timeout or memory",
+            request,
+        )
+    elif is_released:
+        _log.warning(
+            "work that did not fit the time of the call was released; the next call or schedule continues it"
+        )
     return is_done
 
 

@@ -97,6 +97,7 @@ def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Pa
     [
         (("threads", "ls"), "PERDURE_DB"),
         (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate --db sqlite:///none.db"),
+        (("threads", "ls", "--db", "sqlite:///no ne.db"), "perdure migrate --db 'sqlite:///no ne.db'`"),
         (("threads", "ls", "--db", "sqlite://none.db"), "sqlite:///none.db"),
         (("threads", "ls", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
         (("threads", "ls", "--db", "redis://:hunter2[@[::1/0"), "the database URL cannot be parsed"),
@@ -113,6 +114,15 @@ def test_a_url_that_cannot_be_used_stops_with_the_mend(
     assert done.returncode == 1
     assert done.stderr.startswith("perdure: ")
     assert mend in done.stderr
+
+
+def test_the_command_that_an_error_names_runs_as_it_is_printed(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a b%3F.db").touch()
+    url = "sqlite:///a b%253F.db"
+    done = shell("threads", "ls", "--db", url)
+    (command,) = re.findall(r"run `perdure (.+?)`", done.stderr)
+    assert shell(*shlex.split(command)).returncode == 0
+    assert shell("threads", "ls", "--db", url).returncode == 0
 
 
 def test_a_file_that_is_not_a_database_is_left_alone(shell: Shell, tmp_path: Path) -> None:

@@ -55,6 +55,19 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("name", ["-agent", "-", "~", "a'b $HOME", "--"])
+def test_the_printed_command_leads_to_the_folder_whatever_its_name(
+    init: Init, tmp_path: Path, name: str
+) -> None:
+    code, printed, told = init("--", name)
+    assert code == 0, told
+    (first, *_) = printed.splitlines()
+    done = subprocess.run(
+        ["bash", "-ec", f"{first}\npwd"], capture_output=True, text=True, timeout=WITHIN_S, check=True
+    )
+    assert done.stdout == f"{tmp_path / name}\n"
+
+
 def test_the_printed_commands_run_as_they_are_printed(init: Init, tmp_path: Path) -> None:
     code, printed, told = init("my agent")
     assert code == 0, told

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from examples.fastapi_app import builder as chat
 from perdure.runtime import Settings
@@ -146,7 +147,7 @@ def started(app: FastAPI) -> Any:
     return app.router.lifespan_context(app)
 
 
-def client_of(app: FastAPI) -> httpx.AsyncClient:
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

@@ -138,6 +138,25 @@ def test_a_mounted_api_takes_any_thread_id(near: str) -> None:
     run(asked())
 
 
+def test_a_server_that_passes_decoded_paths_alone_is_warned_of_once(
+    near: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = app_with(near, serve=True)
+    app.mount("/agents", perdure_app(app))
+
+    async def decode(scope: Any, *rest: Any) -> None:
+        await app({**scope, "raw_path": None}, *rest)
+
+    async def asked() -> None:
+        async with started(app), client_of(decode) as http:
+            await http.post("/agents/threads", json={"thread_id": "a b%"})
+            assert (await http.get("/agents/threads/a%20b%25")).json()["thread_id"] == "a b%"
+
+    run(asked())
+    (line,) = (record.getMessage() for record in caplog.records if "raw_path" in record.getMessage())
+    assert "%2F in a path is a slash" in line
+
+
 @pytest.mark.parametrize("way", ["mounted", "included"])
 def test_before_the_start_and_after_the_stop_it_is_503(near: str, way: str) -> None:
     app = app_with(near, serve=True)

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
@@ -28,6 +28,16 @@ class TimedOut(Exception):
 
 class Died(Exception):
     """The container ended during the call."""
+
+
+class Context:
+    """The context of a call that has so many seconds left."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def get_remaining_time_in_millis(self) -> int:
+        return round(self._seconds * 1000)
 
 
 class LambdaContainer:
@@ -155,22 +165,36 @@ class LambdaContainer:
 
 
 def http_event(method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-    """An event of an HTTP API, payload format 2.0; a function URL sends the same."""
+    """An event of a function URL, with the path as the client has encoded it."""
     return {
         "version": "2.0",
         "routeKey": "$default",
         "rawPath": path,
         "rawQueryString": "",
-        "headers": {"host": "f.lambda-url", "content-type": "application/json", **(headers or {})},
+        "headers": {"host": "f.lambda-url.x.on.aws", "content-type": "application/json", **(headers or {})},
         "requestContext": {
             "http": {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": "127.0.0.1"},
             "stage": "$default",
-            "domainName": "f.lambda-url",
+            "domainName": "f.lambda-url.x.on.aws",
             "time": "01/Jan/2026:00:00:00 +0000",
         },
         "body": None if body is None else json.dumps(body),
         "isBase64Encoded": False,
     }
+
+
+def http_api_event(method: str, path: str, *given: Any) -> Any:
+    """The same of an HTTP API with payload format 2.0, which decodes the path."""
+    event = http_event(method, unquote(path), *given)
+    event["requestContext"]["domainName"] = "x.execute-api.test"
+    return event
+
+
+def http_api_event_v1(method: str, path: str, *given: Any) -> Any:
+    """The same with payload format 1.0."""
+    event = rest_event(method, path, *given)
+    event["path"] = event["requestContext"]["path"] = unquote(event["path"])
+    return {**event, "version": "1.0"}
 
 
 def rest_event(method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
@@ -202,4 +226,10 @@ def rest_event(method: str, path: str, body: Any = None, headers: Mapping[str, s
     }
 
 
+EVENTS: Mapping[str, Callable[..., Any]] = {
+    "a function URL": http_event,
+    "an HTTP API": http_api_event,
+    "a REST API": rest_event,
+    "an HTTP API of format 1.0": http_api_event_v1,
+}
 SCHEDULE = {"version": "0", "source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}

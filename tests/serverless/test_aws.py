@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import BackgroundTasks, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -32,8 +32,10 @@ from perdure.serverless.aws import TimeBudget, is_scheduled, lambda_handler
 from perdure.storage.url import open_driver
 from tests import backends
 from tests.serverless.lambda_api import (
+    EVENTS,
     ROOT,
     SCHEDULE,
+    Context,
     Died,
     LambdaContainer,
     TimedOut,
@@ -111,13 +113,6 @@ def function(tmp_path: Path) -> Iterator[Function]:
         made = Function(url, tmp_path)
         yield made
         made.close()
-
-
-EVENTS = {
-    "an HTTP API": http_event,
-    "a REST API": rest_event,
-    "an HTTP API of format 1.0": lambda *given: {**rest_event(*given), "version": "1.0"},
-}
 
 
 def run_event(text: str, key: str, of: Callable[..., Any] = http_event) -> Any:
@@ -349,24 +344,16 @@ def test_wingman_on_lambda_over_dynamodb_is_one_turn_a_request(tmp_path: Path) -
             function.close()
 
 
-class _Context:
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def get_remaining_time_in_millis(self) -> int:
-        return round(self._seconds * 1000)
-
-
 def test_the_time_for_work_is_what_lambda_has_left_but_for_a_reserve() -> None:
-    assert 22 < TimeBudget.of(_Context(30), 7).time_left() <= 23
-    assert 1.8 < TimeBudget.of(_Context(3), 7).time_left() <= 2
-    assert TimeBudget.of(_Context(0), 7).time_left() == 0
+    assert 22 < TimeBudget.of(Context(30), 7).time_left() <= 23
+    assert 1.8 < TimeBudget.of(Context(3), 7).time_left() <= 2
+    assert TimeBudget.of(Context(0), 7).time_left() == 0
 
 
 def test_a_database_that_is_away_is_answered_with_503(tmp_path: Path) -> None:
     url = "redis://127.0.0.1:1/0"
     handler = lambda_handler(FastAPI(lifespan=checkpoint_lifespan(url)))
-    answer = handler(http_event("GET", "/"), _Context(30))
+    answer = handler(http_event("GET", "/"), Context(30))
     handler.close()
     assert (answer["statusCode"], answer["headers"]["retry-after"]) == (503, "1")
 
@@ -386,7 +373,7 @@ def test_a_request_that_does_not_fit_its_time_is_logged_in_one_line(
                 raise RuntimeError("the connection is gone")
 
     handler = lambda_handler(app)
-    assert handler(http_event("GET", "/slow"), _Context(0.3))["statusCode"] == 504
+    assert handler(http_event("GET", "/slow"), Context(0.3))["statusCode"] == 504
     handler.close()
     (line,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert line.exc_info is None
@@ -402,9 +389,49 @@ def test_a_request_that_fails_in_time_is_logged_with_its_traceback(caplog: pytes
         raise RuntimeError("broken")
 
     handler = lambda_handler(app)
-    assert handler(http_event("GET", "/broken"), _Context(30))["statusCode"] == 500
+    assert handler(http_event("GET", "/broken"), Context(30))["statusCode"] == 500
     handler.close()
     assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failing when it is stopped"])
+def test_a_response_that_is_complete_is_sent_whatever_goes_on_after_it(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+
+    async def write_mail() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            if fails:
+                raise RuntimeError("the connection is gone")
+
+    @app.post("/pay")
+    async def pay(tasks: BackgroundTasks) -> str:
+        tasks.add_task(write_mail)
+        return "paid"
+
+    handler = lambda_handler(app)
+    answer = handler(http_event("POST", "/pay"), Context(0.3))
+    handler.close()
+    assert (answer["statusCode"], answer["body"]) == (200, '"paid"')
+    (line,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+    assert line.exc_info is None
+    assert "POST /pay was answered" in line.getMessage()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2])
+def test_an_application_that_returns_without_a_complete_response_is_answered_with_500(sent: int) -> None:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            part = {"type": "http.response.body", "body": b"half", "more_body": True}
+            for message in ({"type": "http.response.start", "status": 200}, part)[:sent]:
+                await send(message)
+
+    handler = lambda_handler(serve)
+    assert handler(http_event("GET", "/"), Context(30))["statusCode"] == 500
+    handler.close()
 
 
 def _echo() -> FastAPI:
@@ -414,7 +441,7 @@ def _echo() -> FastAPI:
     async def echo(request: Request) -> Response:
         told = {
             "method": request.method,
-            "path": request.url.path,
+            "path": request.path_params["path"],
             "query": request.query_params.multi_items(),
             "headers": [[n.decode(), v.decode("latin-1")] for n, v in request.headers.raw],
             "body": (await request.body()).decode("latin-1"),
@@ -434,9 +461,9 @@ def test_a_request_of_a_rest_api_is_the_one_that_was_sent(kind: str) -> None:
     event = EVENTS[kind]("POST", "/v1/a%20b?x=1&x=2&y=", None, {"Authorization": "Bearer t"})
     event["multiValueHeaders"] |= {"Authorization": ["Bearer t", "Bearer u"], "Cookie": ["c=1", "d=2"]}
     event |= {"body": base64.b64encode(b"\xff\x00").decode(), "isBase64Encoded": True}
-    answer = handler(event, _Context(30))
+    answer = handler(event, Context(30))
     told = json.loads(answer["body"])
-    assert (answer["statusCode"], told["method"], told["path"]) == (200, "POST", "/a b")
+    assert (answer["statusCode"], told["method"], told["path"]) == (200, "POST", "a b")
     assert told["query"] == [["x", "1"], ["x", "2"], ["y", ""]]
     assert [value for name, value in told["headers"] if name == "authorization"] == ["Bearer t", "Bearer u"]
     assert [value for name, value in told["headers"] if name == "cookie"] == ["c=1; d=2"]
@@ -444,7 +471,7 @@ def test_a_request_of_a_rest_api_is_the_one_that_was_sent(kind: str) -> None:
     assert len(answer["multiValueHeaders"]["set-cookie"]) == 2
     # The console's test sends neither headers nor a query.
     bare = {**EVENTS[kind]("GET", "/"), "headers": None, "multiValueHeaders": None}
-    assert handler({**bare, "multiValueQueryStringParameters": None}, _Context(30))["statusCode"] == 200
+    assert handler({**bare, "multiValueQueryStringParameters": None}, Context(30))["statusCode"] == 200
     handler.close()
 
 
@@ -456,7 +483,7 @@ def test_an_event_of_another_kind_is_named(event: dict[str, Any]) -> None:
     balancer = {**rest_event("GET", "/"), "requestContext": {"elb": {"targetGroupArn": "arn"}}}
     for one in (event, balancer):
         with pytest.raises(ValueError, match="an HTTP API or a REST API"):
-            handler(one, _Context(30))
+            handler(one, Context(30))
     handler.close()
 
 

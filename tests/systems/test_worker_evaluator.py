@@ -20,7 +20,7 @@ from perdure.model.values.chunks import Digester
 from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.url import open_driver
 from tests import backends
-from tests.serverless.lambda_api import LambdaContainer, TimedOut, http_event, rest_event
+from tests.serverless.lambda_api import LambdaContainer, TimedOut, http_api_event, http_event, rest_event
 from tests.servers.dynamodb_wire import watched
 from tests.systems import worker_evaluator
 from tests.systems.worker_evaluator import MAX_TURNS, wingman
@@ -43,11 +43,10 @@ def url_event(*asked: Any) -> Any:
     """An event of a function URL: the format of HTTP APIs, with names in small letters."""
     found = http_event(*asked)
     found["headers"] = {name.lower(): value for name, value in found["headers"].items()}
-    found["requestContext"]["domainName"] = "abc.lambda-url.eu-central-1.on.aws"
     return found
 
 
-EVENTS = {"REST API": rest_event, "HTTP API": http_event, "function URL": url_event}
+EVENTS = {"REST API": rest_event, "HTTP API": http_api_event, "function URL": url_event}
 
 
 def history(answer: Any) -> list[dict[str, Any]]:

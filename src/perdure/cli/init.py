@@ -100,7 +100,8 @@ def _list_next_commands(folder: Path) -> list[str]:
     if folder == Path():
         commands = []
     else:
-        commands = [f"cd {shlex.quote(str(folder))}"]
+        # A shell would read a dash at the start as an option.
+        commands = [f"cd {shlex.quote(f'./{folder}' if str(folder).startswith('-') else str(folder))}"]
     if all(map(find_spec, ("uvicorn", "fastapi", "watchfiles"))):
         lacking = []
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from datetime import datetime, time, timedelta
@@ -308,7 +309,7 @@ def _describe_next_step(detail: Any) -> str:
         return f"It is run again as {quote_id(detail.repeated_by)}."
     if run.state != "failed":
         return "It has not failed, so there is nothing to run again."
-    how = f"perdure runs rerun {quote_id(run.id)}"
+    how = f"perdure runs rerun {shlex.quote(quote_id(run.id))}"
     if not detail.found.stands:
         return f"The thread has gone on since; `{how}` tries whether it can be run again."
     if detail.goes_on_from is not None:

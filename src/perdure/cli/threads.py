@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -230,7 +231,7 @@ def fork(
                 # The copy stays: another process may have written to it by now.
                 warn(
                     f"{quote_id(into)} is a copy that was not forked; go on with "
-                    f"`perdure threads fork {quote_id(into)} {source}`, or delete it"
+                    f"`perdure threads fork {shlex.quote(quote_id(into))} {source}`, or delete it"
                 )
             raise
     if as_json:

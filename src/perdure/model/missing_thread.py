@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 
@@ -11,7 +13,7 @@ def missing_thread(partition: Partition) -> NotFound:
     if partition.tenant:
         return NotFound(
             f"tenant {partition.tenant!r} has no thread {partition.thread!r}; "
-            f"`perdure threads ls --tenant {partition.tenant}` lists what there is"
+            f"`perdure threads ls --tenant {shlex.quote(partition.tenant)}` lists what there is"
         )
     return NotFound(
         f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is, "

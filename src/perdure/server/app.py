@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
 from perdure.web.guard import Guard
+
+_log = logging.getLogger("perdure.server")
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -145,10 +148,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 class Outermost:
     """Matches paths in their encoded form, so that an id in them may have any character, and adds a
-    request id to every response."""
+    request id to every response. Paths of an ASGI server that passes only their decoded form are matched in
+    that, and a warning is logged once."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._is_warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -156,6 +161,13 @@ class Outermost:
             return
         if raw := scope.get("raw_path"):
             scope = {**scope, "path": raw.partition(b"?")[0].decode("ascii", "replace"), RAW: True}
+        elif not self._is_warned:
+            self._is_warned = True
+            _log.warning(
+                "the ASGI server passes no raw_path, so %2F in a path is a slash that divides it: a request "
+                "for an id with a slash is not found, or reaches another route; use such ids only with a "
+                "server that passes it, e.g. uvicorn"
+            )
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return

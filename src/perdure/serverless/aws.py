@@ -10,7 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import quote, unquote
 
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.errors import MissingExtra, Unavailable
@@ -23,9 +24,13 @@ try:
     from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
     from mangum.handlers import APIGateway, HTTPGateway
     from mangum.protocols import HTTPCycle
+    from mangum.protocols.http import HTTPCycleState
     from mangum.types import LambdaConfig
 except ImportError as missing:
     raise MissingExtra("perdure.serverless needs an extra: pip install 'perdure[serverless]'") from missing
+
+if TYPE_CHECKING:
+    from perdure.server.hosting.mounting import Prefixed
 
 R = TypeVar("R")
 
@@ -34,6 +39,8 @@ RESERVE_S = 7.0
 
 _log = logging.getLogger("perdure.serverless")
 _SCHEDULES = ("aws.events", "aws.scheduler")
+_IN_PATHS = "/:@!$&'()*+,;="
+"""Characters that a path has as they are, besides those that are never encoded."""
 _TOO_LONG = "The request took longer than the function may run; send it again with the same Idempotency-Key."
 _UNAVAILABLE = "The database does not answer; try again."
 
@@ -92,16 +99,20 @@ def lambda_handler(
     Args:
         app: The application. Its lifespan starts in the first call of a container, and again if that fails,
             or if the database does not answer after a pause.
-        base_path: A path that is removed from those of requests, such as the stage of an API.
+        base_path: A path in front of every route, such as the stage of an API. It is the ``root_path`` of
+            requests that have it, and is added to the addresses in the headers of their responses. Requests
+            without it are answered as well.
         reserve: Seconds of a call that are kept for releasing work.
         sweep: False to leave the sweeps of threads and items to another process.
 
     Raises:
+        ValueError: The base path is not a path.
         Exception: The start of the application raised it. If the database is unavailable, the answer is a 503
             instead.
     """
+    prefixed = _mount(app, base_path)
     config = LambdaConfig(
-        api_gateway_base_path=base_path, text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]
+        api_gateway_base_path="/", text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]
     )
     container = Container(lambda: lifespan_of(app), lambda _: _check_app(app))
 
@@ -110,9 +121,16 @@ def lambda_handler(
         if is_scheduled(event):
             return container.call(lambda _: _work_off(app, budget, sweep))
         request = _read_request(event, context, config)
-        cycle = HTTPCycle(request.scope, request.body)
+        path = _read_path(event, prefixed)
+        cycle = HTTPCycle(
+            {**request.scope, "path": unquote(path), "raw_path": path.encode("ascii")}, request.body
+        )
+        if prefixed is not None and prefixed.has(cycle.scope["path"]):
+            routed = prefixed
+        else:
+            routed = app
         try:
-            answered = container.call(lambda state: _serve(app, cycle, state, budget))
+            answered = container.call(lambda state: _serve(app, routed, cycle, state, budget))
         except Unavailable as error:
             _log.warning("the database does not answer: %s", type(error).__name__)
             return request(_make_refusal(503, _UNAVAILABLE))
@@ -189,45 +207,86 @@ def _read_request(event: Mapping[str, Any], context: Any, config: LambdaConfig) 
     )
 
 
-async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budget: TimeBudget) -> bool:
-    """Answer a request, and end what it began. Return False if it took too long."""
+def _mount(app: AsgiApp, base_path: str) -> Prefixed | None:
+    """Return the application below a path, None if the path is empty. ``ValueError`` if it is not one."""
+    if not base_path.strip("/"):
+        return None
+    # Functions without an HTTP application have no need of these.
+    from perdure.config.value_kinds import PREFIX
+    from perdure.server.hosting.mounting import Prefixed
+
+    try:
+        prefix = PREFIX.check(f"/{base_path.strip('/')}")
+    except ValueError:
+        raise ValueError(f"base_path is {base_path!r}; it has to be {PREFIX.wants}") from None
+    return Prefixed(app, prefix)
+
+
+def _read_path(event: Mapping[str, Any], prefixed: Prefixed | None) -> str:
+    """Return the path of a request in its encoded form. It begins with the prefix if the client's did."""
+    about = event["requestContext"]
+    given = str(event["rawPath"] if "http" in about else event["path"]) or "/"
+    # An HTTP API decodes paths, in both of its formats; a REST API and a function URL do not.
+    is_decoded = "version" in event and ".lambda-url." not in str(about.get("domainName"))
+    path = quote(given, safe=_IN_PATHS if is_decoded else f"{_IN_PATHS}%")
+    # A REST API removes its stage from the path, except behind a domain of one's own.
+    if prefixed is not None and not prefixed.has(path) and prefixed.has(str(about.get("path"))):
+        return f"{prefixed.prefix}{path}"
+    return path
+
+
+async def _serve(
+    app: AsgiApp, routed: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budget: TimeBudget
+) -> bool:
+    """Answer a request by ``routed``, which leads to ``app``, and end what it began. Return False if the
+    response took too long. A response that is complete counts, whatever goes on after it."""
     runtime = runtime_of(app)
     if runtime is not None:
         await runtime.resume()
     cycle.scope["state"] = dict(state)
-    is_done = True
+    is_over = True
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         try:
-            await app(scope, receive, send)
+            await routed(scope, receive, send)
         except BaseException:
             # Mangum logs the traceback of every error, also of those that the end of the time has caused.
-            if is_done:
+            if is_over:
                 raise
+        else:
+            if is_over and cycle.state is not HTTPCycleState.COMPLETE:
+                raise RuntimeError("the application has returned before its response was complete")
 
     answering = asyncio.ensure_future(cycle.run(answer))
-    is_released = False
+    is_answered = is_released = False
     try:
         await asyncio.wait([answering], timeout=budget.time_left())
-        is_done = answering.done()
-        if not is_done:
+        is_over = answering.done()
+        is_answered = is_over or cycle.state is HTTPCycleState.COMPLETE
+        if not is_over:
             answering.cancel()
             await asyncio.wait([answering], timeout=1)
     finally:
         if runtime is not None:
             is_released = not await runtime.pause(budget.time_left())
-    if not is_done:
-        request = f"{cycle.scope['method']} {cycle.scope['path']}"
+    request = f"{cycle.scope['method']} {cycle.scope['raw_path'].decode()}"
+    if not is_answered:
         _log.warning(
             "%s did not fit the time of the call and was answered with 504; send it again with the same "
             "Idempotency-Key, or raise the function's timeout or memory",
+            request,
+        )
+    elif not is_over:
+        _log.warning(
+            "%s was answered, but what the application did after its response did not fit the time of the "
+            "call and was cancelled; raise the function's timeout, or do it elsewhere",
             request,
         )
     elif is_released:
         _log.warning(
             "work that did not fit the time of the call was released; the next call or schedule continues it"
         )
-    return is_done
+    return is_answered
 
 
 async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, Any]:

@@ -114,12 +114,10 @@ class Leases:
         return working is not None and time.monotonic() - working.confirmed_at <= self._settings.lease
 
     def _find(self, held: HeldRun) -> Working | None:
-        """Return the attempt under way at a run, ``None`` if it is over, stopped or lost. The thread may have
-        another run by now, or the run another attempt."""
+        """Return the attempt under way at a run, ``None`` if it is over or lost. The thread may have another
+        run by now, or the run another attempt."""
         working = self.working.get(held.partition)
         if working is None or working.is_lost or working.held.epoch != held.epoch:
-            return None
-        if working.steering.control.is_stopped:
             return None
         return working
 
@@ -132,8 +130,12 @@ class Leases:
     def check(self, held: HeldRun) -> LeaseCheck:
         """Return the check of the lease of a run."""
         return LeaseCheck(
-            partial(self.is_confirmed, held), partial(self._confirm, held), partial(self._confirm_here, held)
+            partial(self._may_begin, held), partial(self._confirm, held), partial(self._confirm_here, held)
         )
+
+    def _may_begin(self, held: HeldRun) -> bool:
+        working = self._find(held)
+        return working is not None and not working.steering.control.is_stopped and self.is_confirmed(held)
 
     def _confirm(self, held: HeldRun) -> Coroutine[Any, Any, None]:
         """Return what renews the lease of a run; raise ``Fenced`` here and now if this process has lost the
@@ -155,7 +157,7 @@ class Leases:
 
     def _require(self, held: HeldRun) -> Working:
         working = self._find(held)
-        if working is None:
+        if working is None or working.steering.control.is_stopped:
             raise Fenced(
                 f"thread {held.partition.thread!r}: this process does not hold run {held.run.id!r} under "
                 f"epoch {held.epoch} any more, or has stopped it; no side effect and no step begins here"

@@ -76,9 +76,13 @@ class Prefixed:
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.prefix = prefix
         self._app = app
-        self._prefix = prefix
         self._within = f"{prefix}/"
+
+    def has(self, path: str) -> bool:
+        """Return True if a path is the prefix or below it."""
+        return path == self.prefix or path.startswith(self._within)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -88,14 +92,14 @@ class Prefixed:
         if path in HEALTH:
             await self._app(scope, receive, send)
             return
-        if path != self._prefix and not path.startswith(self._within):
+        if not self.has(path):
             await self._refuse(scope, receive, send)
             return
-        repeated = f"{self._prefix}{self._within}"
+        repeated = f"{self.prefix}{self._within}"
         if path.startswith(repeated):
-            raw: bytes = scope.get("raw_path") or path.encode()
-            size = len(self._prefix)
-            scope = {**scope, "path": path[size:], "raw_path": raw[size:]}
+            raw: bytes | None = scope.get("raw_path")
+            size = len(self.prefix)
+            scope = {**scope, "path": path[size:], "raw_path": raw and raw[size:]}
 
         async def send_with_prefix(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -103,16 +107,16 @@ class Prefixed:
                 for name in ("location", "content-location"):
                     address = headers.get(name, "")
                     if address.startswith("/") and not address.startswith(("//", self._within)):
-                        headers[name] = f"{self._prefix}{address}"
+                        headers[name] = f"{self.prefix}{address}"
             await send(message)
 
-        await self._app({**scope, "root_path": self._prefix}, receive, send_with_prefix)
+        await self._app({**scope, "root_path": self.prefix}, receive, send_with_prefix)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        detail = f"There is nothing at this path; the routes of this server are below {self._prefix}."
+        detail = f"There is nothing at this path; the routes of this server are below {self.prefix}."
         await JSONResponse({"detail": detail}, 404)(scope, receive, send)
 
 

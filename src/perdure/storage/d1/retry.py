@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 
@@ -106,7 +107,7 @@ def translate(error: Rejected, name: str) -> PerdureError:
         new = MigrationRequired(
             f"{name} has no tables of schema version {SCHEMA_VERSION}: a newer release has migrated it since "
             "this process opened it, and the process needs that release; or they were removed: run "
-            f"`perdure migrate --db {name}`"
+            f"`perdure migrate --db {shlex.quote(name)}`"
         )
     elif "too big" in message or "TOOBIG" in message:
         new = TooLarge(f"{name}: a value or a request is too large for D1 ({message}); write smaller values")

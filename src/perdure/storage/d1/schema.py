@@ -6,6 +6,8 @@ processes that migrate at once, one executes the steps and the others find them 
 
 from __future__ import annotations
 
+import shlex
+
 from perdure.errors import MigrationRequired
 from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import catalogue
@@ -101,4 +103,4 @@ def plan_migration(name: str, found: int) -> tuple[str, ...]:
 
 
 def _name_command(name: str) -> str:
-    return f"perdure migrate --db {name}"
+    return f"perdure migrate --db {shlex.quote(name)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -260,7 +261,7 @@ class Client:
         if code == "ResourceNotFoundException":
             return MigrationRequired(
                 f"{where} does not exist; check its name and region, or create it: "
-                f"perdure migrate --db '{redact_target(where)}'"
+                f"perdure migrate --db {shlex.quote(redact_target(where))}"
             )
         if code in _REFUSED_KEYS:
             return Unavailable(
@@ -277,7 +278,7 @@ class Client:
                 )
             return Malformed(
                 f"{where} refused a request as malformed; compare the table with what is needed: "
-                f"perdure migrate --check --db '{redact_target(where)}'"
+                f"perdure migrate --check --db {shlex.quote(redact_target(where))}"
             )
         if code in _REPEATABLE or reasons:
             what = ", ".join(sorted({code, *reasons} - {"None"}))

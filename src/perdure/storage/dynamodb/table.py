@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -61,7 +62,7 @@ def connect(url: str) -> Client:
 
 
 def unfit_error(client: Client, found: int) -> MigrationRequired:
-    command = f"perdure migrate --db '{redact_target(client.target)}'"
+    command = f"perdure migrate --db {shlex.quote(redact_target(client.target))}"
     if found:
         return other_version_error(str(client.target), found, SCHEMA_VERSION, SCHEMA_VERSION, command)
     return MigrationRequired(

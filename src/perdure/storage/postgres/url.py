@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -68,7 +69,7 @@ class PostgresUrl:
             parameters = ""
         else:
             parameters = f"?schema={self.schema}"
-        return f"perdure migrate --db {self.name}{parameters}"
+        return f"perdure migrate --db {shlex.quote(self.name + parameters)}"
 
 
 def parse_url(url: str, password: Password | None = None) -> PostgresUrl:

@@ -8,6 +8,7 @@ warns when the server keeps nothing.
 from __future__ import annotations
 
 import logging
+import shlex
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -241,7 +242,7 @@ def _read_layout(settings: RedisUrl) -> tuple[int, int]:
 def _find_readable_versions(settings: RedisUrl) -> tuple[int, int, str]:
     """Return the first and the last version from which ``migrate`` leads to this release's, and the
     command."""
-    return keys.FIRST_VERSION, SCHEMA_VERSION, f"perdure migrate --db '{settings.shown}'"
+    return keys.FIRST_VERSION, SCHEMA_VERSION, f"perdure migrate --db {shlex.quote(settings.shown)}"
 
 
 def open_driver(url: str, password: Password | None = None) -> RedisDriver:

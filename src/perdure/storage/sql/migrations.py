@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,12 @@ def find_readable_versions() -> tuple[int, int]:
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
+_IN_URLS = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
+
+
 def _name_command(path: Path) -> str:
-    return f"perdure migrate --db sqlite:///{path}"
+    url = f"sqlite:///{str(path).translate(_IN_URLS)}"
+    return f"perdure migrate --db {shlex.quote(url)}"
 
 
 def is_stock(connection: apsw.Connection) -> bool:
@@ -78,8 +83,8 @@ def is_stock(connection: apsw.Connection) -> bool:
 def _describe_stock(path: Path) -> str:
     return (
         f"{path} is a file of LangGraph's own SqliteSaver, which stays as it is. Import its threads into a "
-        f"new file: `perdure migrate --db sqlite:///new.db`, then `perdure import {path} --from "
-        "langgraph-sqlite --db sqlite:///new.db`"
+        f"new file: `perdure migrate --db sqlite:///new.db`, then `perdure import {shlex.quote(str(path))} "
+        "--from langgraph-sqlite --db sqlite:///new.db`"
     )
 
 

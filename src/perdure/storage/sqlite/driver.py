@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -431,7 +432,7 @@ def open_driver(url: str) -> SqliteDriver:
     if not path.exists():
         raise BadUrl(
             f"{url}: there is no file {path}; check the path, or create it: run `perdure migrate "
-            f"--db {url}`, or connect with migrate=True"
+            f"--db {shlex.quote(url)}`, or connect with migrate=True"
         )
     with translate_errors(path), closing(connect(path)) as connection:
         migrations.check(connection, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -75,10 +76,10 @@ def test_a_command_to_another_bot_is_not_obeyed(memory: Storage) -> None:
 def test_people_who_write_as_a_chat_are_answered_and_bots_are_not(memory: Storage) -> None:
     async def main() -> None:
         async with telegram_at_work(memory.database(), echo()) as (double, _):
-            bot = {"id": 1087968824, "is_bot": True, "first_name": "Group"}
+            from_bot: Any = {"from": {"id": 1087968824, "is_bot": True, "first_name": "Group"}}
             group = {"id": -5, "type": "supergroup", "title": "Group"}
-            await double.say(-5, "@perdure_bot one", **{"from": bot})
-            await double.say(-5, "@perdure_bot two", **{"from": bot, "sender_chat": group})
+            await double.say(-5, "@perdure_bot one", **from_bot)
+            await double.say(-5, "@perdure_bot two", **from_bot, sender_chat=group)
             await double.until_shown(1)
             assert double.texts(-5) == ["two"]
 

@@ -12,7 +12,7 @@ from perdure.channels.incoming import Attachment, ChatMessage, message_id_of, po
     [
         ("/new", "new"),
         ("/NEW ", "new"),
-        ("/stop@perdure_bot", "stop"),
+        ("/stop@another_bot", ""),
         ("/newer", ""),
         ("/new topic", ""),
         ("what does /stop do?", ""),

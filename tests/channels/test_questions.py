@@ -19,6 +19,7 @@ from perdure.channels.questions import (
 )
 
 ID = "0123456789abcdef0123456789abcdef"
+QUESTION_WITHOUT_TEXT = "An answer is needed to go on. (The question has no text.)"
 
 
 def requests(*names: str, allowed: list[str] | None = None, **args: Any) -> dict[str, Any]:
@@ -176,3 +177,11 @@ def test_a_long_question_is_shown_whole_and_what_is_not_shown_cannot_be_approved
         resume_value(endless, "approve")
     assert resume_value(endless, "reject") == {"decisions": [{"type": "reject"}]}
     assert make_question_reply(ID, "z" * 20_001)["content"].endswith("[1 more characters are not shown.]")
+
+
+@pytest.mark.parametrize(
+    "value", ["", " \n", "\u200b\u2060", {"message": "", "draft": "Dear Bob"}, {"text": " "}]
+)
+def test_a_question_without_text_is_shown_all_the_same(value: Any) -> None:
+    shown = make_question_reply(ID, value)["content"]
+    assert shown == (str(value).replace("'", '"') if isinstance(value, dict) else QUESTION_WITHOUT_TEXT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from aiogram.types import Chat, Message
@@ -31,3 +32,19 @@ def test_a_mention_of_the_bot_is_removed_wherever_it_stands(text: str, read: str
     sent = datetime.fromtimestamp(0, UTC)
     message = Message(message_id=1, date=sent, chat=Chat(id=1, type="group"), text=text)
     assert message_of(message, "bot", "").text == read
+
+
+@pytest.mark.parametrize("bot", [{"id": 1087968824, "username": "GroupAnonymousBot"}, {"id": 136817688}])
+def test_who_writes_as_a_chat_is_no_user(bot: dict[str, Any]) -> None:
+    message = Message.model_validate(
+        {
+            "message_id": 1,
+            "date": 0,
+            "chat": {"id": -1, "type": "supergroup", "title": "Group"},
+            "from": {"is_bot": True, "first_name": "Group", **bot},
+            "sender_chat": {"id": -2, "type": "channel", "title": "News"},
+            "text": "hello",
+        }
+    )
+    read = message_of(message, "bot", "")
+    assert (read.sender, read.sender_name) == ("", "News")

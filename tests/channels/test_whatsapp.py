@@ -15,6 +15,7 @@ import httpx
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from perdure.channels import ChatAddress, ChatOptions, WhatsAppPhone, whatsapp
 from perdure.testing.channels import ProviderFault
@@ -122,6 +123,29 @@ def test_a_question_has_buttons_and_files_come_by_reference(memory: Storage) -> 
             await double.until_shown(2)
             assert double.texts(ADA)[1] == "got {'decisions': [{'type': 'approve'}]}"
             assert await line.runtime.messages(thread(BOB)) == ()
+
+    go(main())
+
+
+def test_writing_is_shown_while_the_run_of_an_answer_is_open(memory: Storage) -> None:
+    gate = asyncio.Event()
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        interrupt("Which size?")
+        await gate.wait()
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState).add_node(ask).add_edge(START, "ask").compile()
+
+    async def main() -> None:
+        async with whatsapp_at_work(memory, graph) as (double, _):
+            await double.say(ADA, "go")
+            await double.until_shown(1)
+            double.calls.clear()
+            await double.say(ADA, "large")
+            await eventually(lambda: "status" in [name for name, _ in double.calls])
+            gate.set()
+            await double.until_shown(2)
 
     go(main())
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-_COMMAND = re.compile(r"/(new|stop)(?:@\S+)?\s*", re.IGNORECASE)
+from perdure.model.runs.messages import Message, dedupe_digest
+
+_COMMAND = re.compile(r"/(new|stop)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class ChatMessage:
         sender_name: The name of its sender.
         attachments: Its files.
         edit: The provider's id of the change, if the message was changed after it was sent; otherwise empty.
+        is_addressed: False for a message of a group that is accepted only if its topic is a conversation with
+            the bot, or if it was accepted before it was changed.
     """
 
     chat: str
@@ -59,6 +63,17 @@ class ChatMessage:
     sender_name: str = ""
     attachments: Sequence[Attachment] = ()
     edit: str = ""
+    is_addressed: bool = True
+
+    @property
+    def dedupe_key(self) -> str:
+        """The key of the message; its changes have the same."""
+        return make_dedupe_key(self.key)
+
+    @property
+    def delivery_key(self) -> str:
+        """The key of this delivery: that of the message, or that of the change."""
+        return f"edit {self.edit}" if self.edit else self.dedupe_key
 
     @property
     def command(self) -> str:
@@ -99,6 +114,47 @@ class ChatMessage:
         return {"role": "user", "content": content, "additional_kwargs": {"channel": details}}
 
 
+def make_dedupe_key(message_id: str) -> str:
+    """Return the key under which a message of a chat is accepted.
+
+    Args:
+        message_id: The provider's id of the message.
+    """
+    return f"message {message_id}"
+
+
+class ChatAnswer(NamedTuple):
+    """Message of a chat that was accepted as the answer to a question; it is stored beside the answer.
+
+    Attributes:
+        key: The key under which it was accepted.
+        payload: The message, in the form of the payload of any other.
+        interrupt_id: The interrupt that it answers.
+        is_edit: True if it has the changed arguments of an action.
+    """
+
+    key: str
+    payload: Mapping[str, Any]
+    interrupt_id: str
+    is_edit: bool
+
+    @classmethod
+    def of(cls, message: Message) -> ChatAnswer | None:
+        """Return the answer that is stored with a message, ``None`` for any other message. The continuation
+        of a wait has the data of the run that waited, but not its key."""
+        stored = message.options.get("about", {}).get(_ANSWER)
+        if not isinstance(stored, Mapping) or dedupe_digest(stored["key"]) != message.dedupe:
+            return None
+        return cls(**stored)
+
+    def about(self) -> dict[str, Any]:
+        """Return the data to store with the answer."""
+        return {_ANSWER: self._asdict()}
+
+
+_ANSWER = "chat_answer"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonPress:
     """Press of a button below a question.
@@ -120,6 +176,12 @@ class ButtonPress:
     data: str
     question: str = ""
     sender: str = ""
+
+
+def payload_of(message: Message) -> Any:
+    """Return the payload of a chat's message, also if it was accepted as an answer."""
+    answer = ChatAnswer.of(message)
+    return message.payload if answer is None else answer.payload
 
 
 def position_of(payload: Any) -> int | None:

@@ -10,15 +10,25 @@ from weakref import WeakValueDictionary
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress, user_of
-from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
+from perdure.channels.incoming import (
+    ButtonPress,
+    ChatAnswer,
+    ChatMessage,
+    edit_of,
+    is_same,
+    make_dedupe_key,
+    message_id_of,
+    payload_of,
+    position_of,
+)
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.reading.shown_questions import aread_with_questions
-from perdure.model.runs.messages import OPEN, SENDING, SENT, Reply
+from perdure.model.runs.messages import OPEN, SENDING, SENT, Message, Reply
 from perdure.model.runs.waits import read_waits
-from perdure.runtime import Runtime
+from perdure.runtime import Options, Runtime
 from perdure.runtime.agents.run_user import USER
 
 _PAGE_SIZE = 100
@@ -107,22 +117,13 @@ class Receiver:
             thread_id = self._find_thread_id(message, sessions)
             if message.command and not message.edit:
                 return await self._handle_command(message, sessions)
+            if not message.is_addressed and not await self._is_for_bot(message, thread_id, sessions):
+                return Received()
             if message.edit:
-                return await self._accept_edit(message, thread_id)
-            question = await self._find_answered_question(message, thread_id, sessions)
-            if question is not None and not await self._runtime.threads.was_accepted(
-                thread_id, _make_key(message)
-            ):
-                try:
-                    return await self._answer_question(message, question, sessions)
-                except NotWaiting:
-                    # The question was answered meanwhile: the text is a message like any other.
-                    question = None
-            if _make_key(message) in sessions.noticed:
-                # The message was refused as an answer before, so a second delivery is not accepted as a
-                # message.
-                return Received(is_duplicate=True)
-            return await self._accept(message, thread_id, _make_key(message))
+                return await self._accept_edit(message, thread_id, sessions)
+            if answered := await self._accept_answer(message, thread_id, sessions):
+                return answered
+            return await self._accept(message, thread_id, message.dedupe_key)
 
     async def accept_press(self, press: ButtonPress) -> Received:
         """Accept the press of a button. A second delivery, or a second press with the same choice, gets the
@@ -184,6 +185,17 @@ class Receiver:
     def _make_thread_id(self, event: ChatMessage | ButtonPress, session: str) -> str:
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
 
+    async def _is_for_bot(self, message: ChatMessage, thread_id: str, sessions: SessionList) -> bool:
+        """Return True if a message that is not addressed to the bot changes one that was, or is in a topic
+        that began with a message to the bot."""
+        was_accepted = self._runtime.threads.was_accepted
+        if message.edit and (
+            message.dedupe_key in sessions.noticed or await was_accepted(thread_id, message.dedupe_key)
+        ):
+            return True
+        first_thread_id = self._make_thread_id(message, "")
+        return bool(message.topic) and await was_accepted(first_thread_id, make_dedupe_key(message.topic))
+
     async def _accept(self, message: ChatMessage, thread_id: str, key: str, prefix: str = "") -> Received:
         ticket = await self._runtime.accept(
             thread_id,
@@ -197,18 +209,20 @@ class Receiver:
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
-    async def _accept_edit(self, message: ChatMessage, thread_id: str) -> Received:
+    async def _accept_edit(self, message: ChatMessage, thread_id: str, sessions: SessionList) -> Received:
         """Accept a changed message, in place of those of its versions that still wait."""
         if versions := await self._find_versions(message, thread_id):
-            return await self._replace_versions(message, thread_id, versions)
-        if not (original := await self._accept(message, thread_id, _make_key(message))).is_duplicate:
-            # The original was never delivered.
+            return await self._replace_versions(message, thread_id, sessions, versions)
+        # The original was refused as an answer, or was never delivered.
+        if answered := await self._accept_answer(message, thread_id, sessions):
+            return answered
+        if not (original := await self._accept(message, thread_id, message.dedupe_key)).is_duplicate:
             return original
         if versions := await self._find_versions(message, thread_id):
             # The message was accepted meanwhile, unchanged or with this change.
-            return await self._replace_versions(message, thread_id, versions)
+            return await self._replace_versions(message, thread_id, sessions, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
-        return await self._accept(message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED)
+        return await self._accept(message, thread_id, message.delivery_key, "" if is_replaced else _EDITED)
 
     async def _find_versions(self, message: ChatMessage, thread_id: str) -> list[Standing]:
         """Return the versions of a message that are among the newest stored messages, the latest first."""
@@ -217,9 +231,10 @@ class Receiver:
         for _ in range(_PAGES):
             page = await self._runtime.messages(thread_id, limit=_PAGE_SIZE, before=before)
             for standing in page:
-                if message_id_of(standing.message.payload) == message.key:
+                payload = payload_of(standing.message)
+                if message_id_of(payload) == message.key:
                     versions.append(standing)
-                    if not edit_of(standing.message.payload):
+                    if not edit_of(payload):
                         return versions
             if len(page) < _PAGE_SIZE:
                 break
@@ -227,12 +242,13 @@ class Receiver:
         return versions
 
     async def _replace_versions(
-        self, message: ChatMessage, thread_id: str, versions: list[Standing]
+        self, message: ChatMessage, thread_id: str, sessions: SessionList, versions: list[Standing]
     ) -> Received:
-        payloads = [each.message.payload for each in versions]
+        payloads = [payload_of(each.message) for each in versions]
         if any(edit_of(each) == message.edit for each in payloads):
             return Received(is_duplicate=True)
-        if any(
+        is_noticed = message.delivery_key in sessions.noticed
+        if not is_noticed and any(
             is_same(payloads[0], {"message": message.payload(self._channel, prefix=prefix)})
             for prefix in ("", _EDITED)
         ):
@@ -240,25 +256,74 @@ class Receiver:
             return Received()
         is_seen = False
         for each in versions:
-            if not each.message.is_withdrawn:
-                is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        received = await self._accept(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+            if not each.message.is_withdrawn and not is_noticed:
+                is_seen |= not await self._withdraw_version(thread_id, each.message)
+        if not is_seen:
+            replaced = ChatAnswer.of(versions[0].message)
+            if answered := await self._accept_answer(message, thread_id, sessions, replaced):
+                return answered
+        received = await self._accept(message, thread_id, message.delivery_key, _EDITED if is_seen else "")
         # Another process may have accepted another change meanwhile: the one accepted last counts.
         for each in (await self._find_versions(message, thread_id))[1:]:
-            if each.run is None and not each.message.is_withdrawn:
+            if each.run is None and not each.message.is_withdrawn and ChatAnswer.of(each.message) is None:
                 await self._runtime.withdraw(thread_id, each.message.id)
         return received
 
+    async def _withdraw_version(self, thread_id: str, version: Message) -> bool:
+        """Withdraw a version of a changed message if it still waits. An answer stays if another message waits
+        behind it: that one would close the question."""
+        if ChatAnswer.of(version) is not None:
+            for each in await self._runtime.messages(thread_id, limit=_PAGE_SIZE):
+                if each.message.id == version.id:
+                    break
+                if not each.message.is_withdrawn:
+                    return False
+        return await self._runtime.withdraw(thread_id, version.id)
+
     # Questions
+
+    async def _accept_answer(
+        self,
+        message: ChatMessage,
+        thread_id: str,
+        sessions: SessionList,
+        replaced: ChatAnswer | None = None,
+    ) -> Received | None:
+        """Accept a text as the answer to a question, or refuse it as that; return ``None`` if it is a message
+        like any other.
+
+        Args:
+            message: The text.
+            thread_id: The thread.
+            sessions: The sessions of the chat.
+            replaced: The answer that was withdrawn for this change of it, if any.
+        """
+        if replaced is None:
+            question = await self._find_answered_question(message, thread_id, sessions)
+        else:
+            question = await self._find_question(thread_id, sessions, replaced.interrupt_id)
+            if question is not None and not await self._was_shown(question, message.position):
+                question = None
+        key = message.dedupe_key if replaced is None else message.delivery_key
+        if question is not None and not await self._runtime.threads.was_accepted(thread_id, key):
+            try:
+                return await self._answer_question(message, question, sessions, key, replaced)
+            except NotWaiting:
+                # The question was answered meanwhile: the text is a message like any other.
+                pass
+        if message.delivery_key in sessions.noticed:
+            # It was refused as an answer before, so a second delivery is not accepted as a message.
+            return Received(is_duplicate=True)
+        return None
 
     async def _find_answered_question(
         self, message: ChatMessage, thread_id: str, sessions: SessionList
     ) -> _Question | None:
         """Return the question that a text answers: the one whose arguments are being edited, or the first
-        open one if the text was written after it."""
+        open one if the text was written after it. The change of a text from before it answers neither."""
         if sessions.editing:
             edited = await self._find_question(thread_id, sessions, sessions.editing)
-            if edited is not None:
+            if edited is not None and (not message.edit or await self._was_shown(edited, message.position)):
                 return edited
         question = await self._find_question(thread_id, sessions)
         if question is not None and await self._was_shown(question, message.position):
@@ -325,20 +390,39 @@ class Receiver:
         return question
 
     async def _answer_question(
-        self, message: ChatMessage, asked: _Question, sessions: SessionList
+        self,
+        message: ChatMessage,
+        asked: _Question,
+        sessions: SessionList,
+        key: str,
+        replaced: ChatAnswer | None,
     ) -> Received:
-        """Accept a text as the answer to a question."""
-        is_edit = sessions.editing == asked.interrupt_id
-        key = _make_key(message)
+        """Accept a text as the answer to a question, under a key, or refuse it."""
+        if replaced is None:
+            is_edit = sessions.editing == asked.interrupt_id
+        else:
+            is_edit = replaced.is_edit
         try:
             value = questions.resume_value(asked.value, "edit" if is_edit else None, message.content())
         except questions.UnusableAnswer as error:
-            return Received(str(error), is_duplicate=not await self._note_notice(message, key))
-        if key in sessions.noticed:
+            # The changed arguments are awaited again if those that were sent before are withdrawn.
+            editing = asked.interrupt_id if is_edit else None
+            is_new = await self._note_notice(message, message.delivery_key, editing=editing)
+            return Received(str(error), is_duplicate=not is_new)
+        if message.delivery_key in sessions.noticed:
             return Received(is_duplicate=True)
-        return Received(is_duplicate=await self._answer(message, asked, value, key))
+        payload = {"message": message.payload(self._channel)}
+        answer = ChatAnswer(key, payload, asked.interrupt_id, is_edit)
+        return Received(is_duplicate=await self._answer(message, asked, value, key, answer))
 
-    async def _answer(self, event: ChatMessage | ButtonPress, asked: _Question, value: Any, key: str) -> bool:
+    async def _answer(
+        self,
+        event: ChatMessage | ButtonPress,
+        asked: _Question,
+        value: Any,
+        key: str,
+        answer: ChatAnswer | None = None,
+    ) -> bool:
         """Accept the answer to a question, and return True if it was accepted before.
 
         The answer is withdrawn if a command has closed its question or session meanwhile: a command in
@@ -349,6 +433,7 @@ class Receiver:
             interrupt_id=asked.interrupt_id,
             dedupe_key=key,
             config=self._make_config(event),
+            options=None if answer is None else Options(about=answer.about()),
         )
         sessions = await self._sessions.load(event.chat, event.topic)
         if asked.run_id in sessions.closed or self._find_thread_id(event, sessions) != asked.thread_id:
@@ -456,11 +541,7 @@ class Receiver:
             return
         sessions = await self._sessions.load(message.chat, message.topic)
         if run.id in sessions.closed:
-            key = f"{_make_key(message)} ends"
+            key = f"{message.dedupe_key} ends"
             await self._runtime.submit(
                 thread_id, None, command={"goto": "__end__"}, dedupe_key=key, graph=run.graph
             )
-
-
-def _make_key(message: ChatMessage) -> str:
-    return f"message {message.key}"

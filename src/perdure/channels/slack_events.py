@@ -37,7 +37,8 @@ def position_of_ts(ts: str) -> int:
 
 
 def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
-    """Return the message of an event, ``None`` if the event is not a message of a person to the bot.
+    """Return the message of an event, ``None`` if the event is not a message of a person to the bot, or in a
+    thread that may be a conversation with the bot.
 
     A message that mentions the bot comes as two events, with the same id of the message.
 
@@ -65,14 +66,20 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
     text = str(message.get("text") or "")
     bots = [str(each["user_id"]) for each in body.get("authorizations") or () if each.get("is_bot")]
     is_direct = event.get("channel_type") == "im" or str(event["channel"]).startswith("D")
-    is_mention = event["type"] == "app_mention" or any(f"<@{bot}>" in text for bot in bots)
-    if not is_direct and (groups == "none" or (groups == "mention" and not is_mention)):
+    if not is_direct and groups == "none":
         return None
+    is_addressed = (
+        is_direct
+        or groups == "all"
+        or event["type"] == "app_mention"
+        or any(f"<@{bot}>" in text for bot in bots)
+        or message.get("parent_user_id") in bots
+    )
     for bot in bots:
         text = text.replace(f"<@{bot}>", "")
     # In a channel each message begins a thread of its own.
     topic = message.get("thread_ts") or ("" if is_direct else message["ts"])
-    return ChatMessage(
+    read = ChatMessage(
         chat=chat_of(str(body["team_id"]), str(event["channel"])),
         topic=str(topic),
         position=position_of_ts(message["ts"]),
@@ -81,7 +88,11 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
         sender=str(message["user"]),
         attachments=tuple(_make_attachment(each) for each in message.get("files") or ()),
         edit=edit,
+        is_addressed=is_addressed,
     )
+    if is_addressed or read.command or edit or message.get("thread_ts"):
+        return read
+    return None
 
 
 def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -57,6 +58,8 @@ _PATIENCE_S = 60.0
 """Pause before another attempt with a token that Telegram refuses."""
 
 _UPDATES = ["message", "edited_message", "callback_query"]
+_TOPIC = "@"
+"""Mark in a button's data before the topic."""
 
 _REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, TelegramEntityTooLarge)
 
@@ -266,17 +269,18 @@ class TelegramBot(ChatChannel):
             await self._handle_message(update.message, "", receiver)
 
     async def _handle_message(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
-        if message.from_user is not None and message.from_user.is_bot:
+        if message.from_user is not None and message.from_user.is_bot and message.sender_chat is None:
             return
         if edit and message.location is not None:
             # A live location has moved; that is not a changed message.
             return
-        if message.chat.type != "private" and not await self._is_ours(message):
+        is_addressed = message.chat.type == "private" or await self._is_ours(message)
+        if not is_addressed and (not edit or self.options.groups == "none"):
             return
         username = ""
         if message.entities or message.caption_entities:
             username = await self._get_own_name()
-        accepted = message_of(message, username, edit)
+        accepted = replace(message_of(message, username, edit), is_addressed=is_addressed)
         received = await receiver.accept_message(accepted)
         if received.notice:
             await self.notify(ChatAddress(self.name, accepted.chat, accepted.topic), received.notice)
@@ -299,7 +303,7 @@ class TelegramBot(ChatChannel):
         message = query.message
         if message is None or query.data is None:
             return
-        topic = ""
+        data, _, topic = query.data.partition(_TOPIC)
         if isinstance(message, TelegramMessage) and message.is_topic_message and message.message_thread_id:
             topic = str(message.message_thread_id)
         press = ButtonPress(
@@ -307,7 +311,7 @@ class TelegramBot(ChatChannel):
             topic=topic,
             position=message.message_id,
             key=query.id,
-            data=query.data,
+            data=data,
             question=str(message.message_id),
             sender=str(query.from_user.id),
         )
@@ -343,7 +347,9 @@ class TelegramBot(ChatChannel):
         shown = questions.list_buttons(reply.payload)
         markup = None
         if shown:
-            row = [InlineKeyboardButton(text=each.text, callback_data=each.data) for each in shown]
+            # Telegram does not report the topic of a message that has become inaccessible.
+            place = f"{_TOPIC}{address.topic}" if address.topic else ""
+            row = [InlineKeyboardButton(text=each.text, callback_data=each.data + place) for each in shown]
             markup = InlineKeyboardMarkup(inline_keyboard=[row])
         topic = int(address.topic) if address.topic else None
 

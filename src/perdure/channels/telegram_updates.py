@@ -25,7 +25,9 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
         text = _without_mention(text, username)
     if message.location is not None:
         text = f"{text}\n[location: {message.location.latitude}, {message.location.longitude}]".strip()
-    sender = message.from_user
+    # Telegram names a bot of its own as the sender of a message that was sent as a group or a channel.
+    sender = None if message.sender_chat is not None else message.from_user
+    named = message.sender_chat or message.from_user
     topic = None
     if message.is_topic_message:
         topic = message.message_thread_id
@@ -36,7 +38,7 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
         key=str(message.message_id),
         text=text,
         sender="" if sender is None else str(sender.id),
-        sender_name="" if sender is None else sender.full_name,
+        sender_name="" if named is None else named.full_name,
         attachments=tuple(attachments_of(message)),
         edit=edit,
     )

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
 from perdure.channels.chat_channel import ChatChannel, SendUncertain
-from perdure.channels.incoming import ButtonPress, message_id_of
+from perdure.channels.incoming import ButtonPress, message_id_of, payload_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
@@ -128,7 +128,7 @@ class WhatsAppPhone(ChatChannel):
         return str((await self._call(address.chat, call)).id)
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
-        answered = message_id_of(message.payload)
+        answered = message_id_of(payload_of(message))
         while answered is not None:
             self.backoff.check(address.chat)
             await self._call(address.chat, self.client.indicate_typing(answered))

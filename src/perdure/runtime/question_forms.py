@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
+from unicodedata import category
 
 from perdure.runtime.json_encoding import to_plain
 
 DECISIONS = ("approve", "edit", "reject")
 """Decisions on an action, in the order in which they are offered."""
 
+_NO_TEXT = "An answer is needed to go on. (The question has no text.)"
+_INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")
+"""Unicode's categories of blanks, of control characters and of characters that only format others."""
 _TEXTS = ("question", "message", "prompt", "query", "text")
 _SCHEMAS = ("schema", "response_schema", "requestedSchema")
 _FIELD_TYPES = ("string", "number", "integer", "boolean")
@@ -90,11 +94,16 @@ def text_of(value: Any) -> str:
         return _describe_action(human.get("description"), action.get("action"), action)
     if isinstance(value, Mapping):
         for name in _TEXTS:
-            if isinstance(value.get(name), str):
-                return str(value[name])
+            if isinstance(text := value.get(name), str) and is_visible(text):
+                return text
     if isinstance(value, str):
-        return value
+        return value if is_visible(value) else _NO_TEXT
     return to_readable_json(value)
+
+
+def is_visible(text: str) -> bool:
+    """Return True if a text has more than blanks and characters that are not shown."""
+    return any(category(each) not in _INVISIBLE for each in text)
 
 
 def to_readable_json(value: Any) -> str:
@@ -103,7 +112,7 @@ def to_readable_json(value: Any) -> str:
 
 
 def _describe_action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
-    if isinstance(description, str) and description.strip():
+    if isinstance(description, str) and is_visible(description):
         return description
     arguments = to_readable_json(request.get("args") or {})
     return f"May I do this? {name}\n{arguments}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import questions, runs, scheduled
+from perdure.engine.queue import inbox, questions, runs, scheduled
 from perdure.engine.queue.runs import Ending
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, NotWaiting
@@ -65,6 +65,21 @@ def test_a_run_that_leaves_no_reply_sends_none(queue: Queue) -> None:
     asking(queue, leaves=False)
     queue.accept({"input": 2})
     assert replies(queue) == []
+
+
+def test_an_answer_may_be_replaced_before_a_worker_has_passed_over_the_one_that_was_withdrawn(
+    queue: Queue,
+) -> None:
+    asking(queue)
+    first = queue.accept({"resume": 1}, mode="answer")
+    with pytest.raises(NotWaiting):
+        queue.accept({"resume": 2}, mode="answer")
+    queue.run(inbox.withdraw(HERE, first.id, "interrupt", queue.now))
+    queue.accept({"resume": 3}, mode="answer")
+    held = queue.held()
+    assert held.messages[0].is_withdrawn
+    queue.finish(held, INTERRUPTED, begun=False)
+    assert queue.held().messages[0].payload == {"resume": 3}
 
 
 def test_an_answer_sends_none_and_inherits_what_the_question_left(queue: Queue) -> None:

@@ -21,7 +21,7 @@ from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
 from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Mode, Run
 from perdure.model.runs.payloads import COMMAND
@@ -136,14 +136,14 @@ def find_open_question(
 ) -> Program[tuple[OpenQuestion | None, tuple[Op, ...]]]:
     """Return the question of a thread that may be answered now, ``None`` if there is none, and the check that
     the question has not changed. While the thread is busy this check is left out, as that of the inbox
-    suffices.
+    suffices. Messages that were withdrawn, and that no worker has passed over yet, do not make it busy.
 
     Args:
         partition: the thread.
         lane: its inbox.
         read_asked: reads what it asks.
     """
-    if lane.run_id is not None or lane.pending:
+    if (yield from _is_busy(partition, lane)):
         return None, ()
     asked = yield from read_asked()
     unchanged = (_check_head(asked),)
@@ -153,6 +153,15 @@ def find_open_question(
         return None, unchanged
     run = yield from find_asking_run(partition, lane, asked.interrupts)
     return OpenQuestion(asked, run), unchanged
+
+
+def _is_busy(partition: Partition, lane: Lane) -> Program[bool]:
+    """Return True if a run of a thread is open, or a message waits that was not withdrawn."""
+    if lane.run_id is not None or not lane.pending:
+        return lane.run_id is not None
+    pending = Range(INBOX, after=(lane.bound,), limit=lane.pending, bodies=False)
+    (found,) = yield from ask(Fetch(partition, (pending,)))
+    return len(found) != lane.pending or any(each.fields["mode"] != "withdrawn" for each in found)
 
 
 def find_asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:
@@ -231,7 +240,7 @@ def address_answer(
     thread, named = partition.thread, message.options.get(ANSWERS, [])
     start = message.options.get(START)
     past = None
-    if start is not None and lane.run_id is None and not lane.pending:
+    if start is not None and not (yield from _is_busy(partition, lane)):
         asked_there = yield from read_asked(start)
         if asked_there.is_latest:
             # The run would otherwise begin there again at each attempt, also once an edit has moved the head.

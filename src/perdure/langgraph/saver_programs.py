@@ -118,7 +118,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """Store, with a task's writes, when the task ran."""
         self.graph: str | None = None
         """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
-        stores. Loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
+        stores."""
+        self.is_apart = False
+        """For the runtime: loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
         self.recorder: CallRecorder | None = None
         """Collector of the calls of models and tools, which are stored with the writes of their tasks."""
         self.on_older: Callable[[Partition], None] | None = None
@@ -224,7 +226,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             loop.base = loop.base._replace(blocks=values.blocks)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
-        if self.graph is not None and namespace == ROOT:
+        if self.is_apart and namespace == ROOT:
             self._require_own(at.partition, found_tuple.metadata.get(GRAPH_ID))
         return found_tuple
 

@@ -109,3 +109,24 @@ def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:
                 driver.perform(Commit(Partition("", f"new{n}"), step(1)))
             assert client.zcard(f"{prefix}:{{0}}:c:thread") < 150
             assert client.zcard(f"{prefix}:{{0}}:i") < 20
+
+
+def test_runs_of_expired_threads_leave_the_index_although_each_thread_was_due() -> None:
+    """A thread that begins with a message does not expire then, and has many checkpoints later."""
+    with valkey.empty() as url, valkey.shared().client() as client:
+        prefix = url.partition("prefix=")[2]
+        client.set(f"{prefix}:layout", f"{backend.SCHEMA_VERSION} 1")
+        with closing(backend.open_driver(f"{url}&ttl=1h")) as driver:
+            for name in ("old", "new"):
+                for n in range(10):
+                    at = Partition("", f"{name}{n}")
+                    rows.store_ops(driver, rows.lane("inbox", 1), at=at)
+                    for seq in range(20):
+                        rows.store_ops(driver, rows.checkpoint(f"c{seq}", seq, run_id="run"), at=at)
+                    rows.store_ops(driver, rows.lane("inbox", None), at=at)
+                if name == "old":
+                    assert client.zcard(f"{prefix}:{{0}}:i") == 200
+                    # As if their time was over.
+                    client.unlink(*client.scan_iter(f"{prefix}:{{0}}:[ro]:*"))
+            assert client.zcard(f"{prefix}:{{0}}:i") < 300
+            assert client.zcard(f"{prefix}:{{0}}:c:thread") < 18

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from perdure.engine import session_histories
 from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.items import items
-from perdure.engine.retention import sweep
+from perdure.engine.retention import orphaned_records, sweep
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.retention.thread_expiry import Clocks
 from perdure.engine.transact import Budget
@@ -138,14 +138,15 @@ class Sweeper:
         return step.result
 
     def apply(self) -> Steps[RetentionResult | None]:
-        """Look at every thread once, then at expired items; the result is ``None`` if another process
-        sweeps."""
+        """Look at every thread once, then at records that threads left behind, then at expired items; the
+        result is ``None`` if another process sweeps."""
         saved: _Saved | None = yield self._begin()
         while saved is not None and not saved.progress.is_over:
             yield saved.pause
             saved = yield self._step(saved.progress, saved.version)
         if saved is None:
             return None
+        yield from self._remove_orphans()
         return replace(saved.progress.last, items=(yield from self.remove_items()))
 
     def apply_to(self, partition: Partition) -> Steps[RetentionResult]:
@@ -163,10 +164,30 @@ class Sweeper:
         removed = 0
         programs: list[Program[int]] = yield self._find_expiring()
         for program in programs:
-            began = time.monotonic()
-            removed += yield program
-            yield self._options.pause_after(time.monotonic() - began)
+            removed += yield from self._pace(program)
         return removed
+
+    def _remove_orphans(self) -> Steps[None]:
+        """Remove what is stored, outside of threads, of threads that do not exist any more."""
+        if self._terms.dry_run or self._terms.rules.only_default:
+            return
+        tenants: list[str] = yield orphaned_records.list_tenants(self._terms.tenant)
+        for tenant in tenants:
+            after: str | None = ""
+            while after is not None:
+                after = yield from self._pace(self._remove_copies(tenant, after))
+            yield from self._pace(orphaned_records.remove_crons(tenant))
+
+    def _remove_copies(self, tenant: str, after: str) -> Program[str | None]:
+        now = yield from ask(Now())
+        return (yield from orphaned_records.remove_copies(tenant, after, now, self._terms.budget))
+
+    def _pace(self, program: Program[S]) -> Steps[S]:
+        """Run a program, and wait for the rest of its share of the time."""
+        began = time.monotonic()
+        result: S = yield program
+        yield self._options.pause_after(time.monotonic() - began)
+        return result
 
     def _find_expiring(self) -> Program[list[Program[int]]]:
         """Return the programs that remove expired items of stores and histories."""

@@ -169,17 +169,23 @@ def remove(partition: Partition, cron_id: str) -> Program[bool]:
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
-def list_for_thread(thread: Partition) -> Program[list[str]]:
-    """Return the ids of the crons that are bound to a thread. An unreadable cron counts as bound to no
-    thread."""
-    (found,) = yield from read_all(place(thread.tenant), Range(DOCUMENT, (COLLECTION,)))
-    out: list[str] = []
+def list_bound(tenant: str) -> Program[list[tuple[str, str]]]:
+    """Return the id of each cron of a tenant that is bound to a thread, with the thread's name. An unreadable
+    cron counts as bound to no thread."""
+    (found,) = yield from read_all(place(tenant), Range(DOCUMENT, (COLLECTION,)))
+    out: list[tuple[str, str]] = []
     for record in found:
         with suppress(Corrupt):
             cron = Cron.read(record)
-            if cron.body.get(THREAD_ID) == thread.thread:
-                out.append(cron.id)
+            if (thread := cron.body.get(THREAD_ID)) is not None:
+                out.append((cron.id, thread))
     return out
+
+
+def list_for_thread(thread: Partition) -> Program[list[str]]:
+    """Return the ids of the crons that are bound to a thread."""
+    bound = yield from list_bound(thread.tenant)
+    return [cron_id for cron_id, name in bound if name == thread.thread]
 
 
 def get(partition: Partition, cron_id: str) -> Program[Cron | None]:

@@ -8,6 +8,7 @@ local PUT, DELETE = 1, 2
 local ANY, NONE, SOME = 0, 1, 2
 local records, order = KEYS[1], KEYS[2]
 local partition, listed, life = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local expires = life > 0
 local existed = redis.call('EXISTS', records) == 1
 local ops, before = {}, {}
 
@@ -83,6 +84,9 @@ local function stored(op, n)
   return before[n]
 end
 
+-- Entries that were added to the index.
+local added = 0
+
 local function put(kind, op, n)
   local value = op.more
   if kind.grows then
@@ -102,6 +106,7 @@ local function put(kind, op, n)
     local entry = index_entry(kind, op.field, value, partition)
     if entry then
       redis.call('ZADD', index_of(kind, KEYS[4], KEYS[5]), 0, entry)
+      added = added + (kind.polled and 0 or 1)
     end
   end
   if redis.call('HSET', records, op.field, value) == 1 then
@@ -181,18 +186,22 @@ end
 if life > 0 and (wrote or idle) then
   redis.call('PEXPIRE', records, life)
   redis.call('PEXPIRE', order, life)
+end
+-- Threads that ended leave entries behind: whoever adds some takes more of those away, up to a number that
+-- blocks the server for little time.
+if expires and wrote then
   if not existed then
-    -- Threads that ended leave entries behind; a new one takes some of those away.
     for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[3], 3)) do
       if redis.call('EXISTS', ARGV[4] .. entry) == 0 then
         redis.call('ZREM', KEYS[3], entry)
       end
     end
-    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[4], 9)) do
-      local kind, found = indexed_record(entry, ARGV[4])
-      if kind and not found then
-        redis.call('ZREM', KEYS[4], entry)
-      end
+  end
+  local sample = math.max(existed and 0 or 9, math.min(2 * added, 200))
+  for _, entry in ipairs(sample > 0 and redis.call('ZRANDMEMBER', KEYS[4], sample) or {}) do
+    local kind, found = indexed_record(entry, ARGV[4])
+    if kind and not found then
+      redis.call('ZREM', KEYS[4], entry)
     end
   end
 end

@@ -12,6 +12,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.threads.drafts import CheckpointDraft, WritesDraft
+from perdure.engine.threads.steering import Taking
 from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
@@ -22,17 +23,18 @@ from perdure.langgraph.call_records import slot_of
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.task_statements import TaskStatements, Writes
+from perdure.langgraph.translate import Address
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, TaskSpan
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.ops import ApplicationStatement, Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, WRITE, Partition
+from perdure.model.records import CHECKPOINT, WRITE, Key, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import Runs
 from perdure.model.well_formed import require_text
-from perdure.model.write_records import ERROR_SOURCE
+from perdure.model.write_records import ERROR_SOURCE, NULL_TASK, RESUME
 
 R = TypeVar("R")
 _REPLAYED_MAX = 48
@@ -472,3 +474,32 @@ class WritesPlan:
         slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), encode_all, serde)
         self._last = tuple(slots.values())
         return WritesDraft(self.encoder.chunks, self._last, checks)
+
+
+def find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
+    """Return the keys of the answers without an interrupt's id that a task may have taken, to be removed: the
+    task's own writes hold what it took. Such an answer is stored with the task's checkpoint or, for a task of
+    a subgraph, with the root's."""
+    if plan.task_id == NULL_TASK or not any(channel == RESUME for channel, _ in plan.writes):
+        return []
+    places = [(plan.namespace, plan.checkpoint_id)]
+    root = (at.configurable.get("checkpoint_map") or {}).get(ROOT)
+    if plan.namespace != ROOT and isinstance(root, str):
+        places.append((ROOT, root))
+    return [(*place, NULL_TASK, WRITES_IDX_MAP[RESUME]) for place in places]
+
+
+def settle_taking(at: Address, plan: WritesPlan) -> Taking | None:
+    """Return the messages that a run takes with a task's writes: those that the task holds, if the writes are
+    its result. With an error or an interrupt the task gives its messages back, and the result is ``None``."""
+    taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
+    if taking is None or taking.is_held_by_another(plan.task_id):
+        return None
+    channels = {channel for channel, _ in plan.writes}
+    # An error that a handler takes over comes with further writes, which are not a result either.
+    if not channels.isdisjoint((ERROR, INTERRUPT)):
+        taking.offer(plan.task_id, ())
+    elif not channels <= WRITES_IDX_MAP.keys():
+        taking.note_written(plan.task_id)
+        return taking
+    return None

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -24,14 +23,12 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.queue.questions import Asked
 from perdure.engine.retention import checkpoint_removal, thread_removal
 from perdure.engine.retention.checkpoint_plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
-from perdure.engine.threads.steering import Taking
 from perdure.engine.threads.thread_state import View, has_gone_back
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
@@ -40,7 +37,14 @@ from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecorder, visible
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
+from perdure.langgraph.commit_plans import (
+    CheckpointPlan,
+    DraftEncoder,
+    WritesPlan,
+    drop_partial_output,
+    find_consumed,
+    settle_taking,
+)
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop
@@ -58,10 +62,9 @@ from perdure.model.heads import ROOT, HeadClaim, claim, make_loop_name
 from perdure.model.ops import Fetch
 from perdure.model.program import Program, advance
 from perdure.model.record_versions import first_version
-from perdure.model.records import Key, Partition
+from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
-from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver, MakesStatements
 
@@ -525,8 +528,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             first_version=self._first_version(),
             budget=self._budget,
             on_older=self._report_older,
-            taking=_settle_taking(at, plan),
-            consumed=_find_consumed(at, plan),
+            taking=settle_taking(at, plan),
+            consumed=find_consumed(at, plan),
             statements=plan.statements,
             checkpoint=(namespace, plan.checkpoint_id),
         )
@@ -571,32 +574,3 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._caches.forget(partition)
         self._loops.forget(partition)
         self._early.forget(partition)
-
-
-def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
-    """Return the keys of the answers without an interrupt's id that a task may have taken, to be removed: the
-    task's own writes hold what it took. Such an answer is stored with the task's checkpoint or, for a task of
-    a subgraph, with the root's."""
-    if plan.task_id == NULL_TASK or not any(channel == RESUME for channel, _ in plan.writes):
-        return []
-    places = [(plan.namespace, plan.checkpoint_id)]
-    root = (at.configurable.get("checkpoint_map") or {}).get(ROOT)
-    if plan.namespace != ROOT and isinstance(root, str):
-        places.append((ROOT, root))
-    return [(*place, NULL_TASK, WRITES_IDX_MAP[RESUME]) for place in places]
-
-
-def _settle_taking(at: Address, plan: WritesPlan) -> Taking | None:
-    """Return the messages that a run takes with a task's writes: those that the task holds, if the writes are
-    its result. With an error or an interrupt the task gives its messages back, and the result is ``None``."""
-    taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
-    if taking is None or taking.is_held_by_another(plan.task_id):
-        return None
-    channels = {channel for channel, _ in plan.writes}
-    # An error that a handler takes over comes with further writes, which are not a result either.
-    if not channels.isdisjoint((ERROR, INTERRUPT)):
-        taking.offer(plan.task_id, ())
-    elif not channels <= WRITES_IDX_MAP.keys():
-        taking.note_written(plan.task_id)
-        return taking
-    return None

@@ -125,10 +125,9 @@ def lambda_handler(
         cycle = HTTPCycle(
             {**request.scope, "path": unquote(path), "raw_path": path.encode("ascii")}, request.body
         )
+        routed = app
         if prefixed is not None and prefixed.has(cycle.scope["path"]):
             routed = prefixed
-        else:
-            routed = app
         try:
             answered = container.call(lambda state: _serve(app, routed, cycle, state, budget))
         except Unavailable as error:

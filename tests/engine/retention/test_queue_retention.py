@@ -114,10 +114,8 @@ def test_replies_that_stay_keep_no_sent_one(queue: Queue) -> None:
         assert sending is not None
         queue.settle(sending, DeliveryOutcome(DEAD if n < 260 else SENT))
     queue.now += 1
-    for _ in range(1000):
-        queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
-        if len(queue.rows(OUTBOX)) == 260:
-            break
+    for at in (0.0, 0.5, 0.99):
+        queue.run(queue_retention.forget(HERE, queue.now, BUDGET, at=at))
     assert [row.key for row in queue.rows(OUTBOX)] == [(n,) for n in range(1, 261)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 from perdure.engine.queue.effect_journal import make_pointer_key
@@ -21,7 +20,7 @@ MESSAGES_BETWEEN_REMOVALS = 8
 once."""
 _REPLIES = 256
 """Maximum number of replies that are examined at once. Those given up or in doubt stay: if the first ones are
-all of these, a pass examines as many at a place chosen at random, so that it reaches the others in time."""
+all of these, a pass examines as many at another place."""
 
 
 def make_request(partition: Partition) -> Fetch:
@@ -47,7 +46,11 @@ def make_request_at_end(partition: Partition, run: Run) -> Fetch | None:
 
 
 def forget(
-    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]] | None = None
+    partition: Partition,
+    before: int,
+    budget: int,
+    found: Sequence[tuple[Record, ...]] | None = None,
+    at: float = 0.0,
 ) -> Program[int]:
     """Remove a page of messages and replies that were accepted and finished before a time.
 
@@ -59,6 +62,8 @@ def forget(
         before: in microseconds.
         budget: most operations of one commit.
         found: the answer to ``make_request``, if the caller has made that request.
+        at: place in the outbox, from 0 to 1, at which replies are examined if the first ones all stay. With
+            another one for each pass, every reply is reached in time.
 
     Returns:
         The count of removed records; 0 also if the queue changes again at every attempt.
@@ -66,7 +71,7 @@ def forget(
     for _ in range(ATTEMPTS):
         if found is None:
             found = yield from ask(make_request(partition))
-        removed = yield from _forget_page(partition, before, budget, found)
+        removed = yield from _forget_page(partition, before, budget, found, at)
         if removed is not None:
             return removed
         # A busy thread may accept its next message while old records are removed: look again.
@@ -75,7 +80,7 @@ def forget(
 
 
 def _forget_page(
-    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]]
+    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]], at: float
 ) -> Program[int | None]:
     """Remove a page of the records that the request has found; return ``None`` if the queue has changed
     since."""
@@ -90,7 +95,8 @@ def _forget_page(
         parts = []
     sent = _select_sent(replies, before, outbox)
     if not sent and len(replies) == _REPLIES and outbox.bound > replies[-1].key[0]:
-        start = random.randrange(replies[-1].key[0], outbox.bound)  # noqa: S311
+        first = replies[-1].key[0]
+        start = first + int(at * (outbox.bound - first))
         (replies,) = yield from ask(Fetch(partition, (_make_page(after=(start,)),)))
         sent = _select_sent(replies, before, outbox)
     parts += [[Delete(OUTBOX, reply.key, reply.version)] for reply in sent]

@@ -6,6 +6,7 @@ While a graph runs only the lease is held in the database; one task renews the l
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -441,7 +442,8 @@ class Runner:
         self._schedule_waits(held)
         if fetch is not None:
             keep = now - round(self._settings.keep * 1_000_000)
-            await self._database.arun(queue_retention.forget(held.partition, keep, max_ops, fetched))
+            at = random.random()
+            await self._database.arun(queue_retention.forget(held.partition, keep, max_ops, fetched, at))
         return lane.is_due(now)
 
     def _add_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:

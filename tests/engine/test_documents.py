@@ -119,6 +119,7 @@ def test_a_change_that_lost_is_computed_anew_from_what_stands_there(driver: Memo
     program = documents.change(AT, "c", "n", one_more, NOW + 5, FRESH)
     after = run(program, FaultyDriver(driver, on_effect=other))
     assert seen == [0, 10, 20]
+    assert after is not None
     assert after == get(driver, "n") == Document("n", {"n": 21}, NOW + 5, after.version)
 
 
@@ -147,6 +148,7 @@ def test_a_change_may_make_a_document_or_leave_things_as_they_are(driver: Memory
     kept = run(documents.change(AT, "c", "a", lambda before: None, NOW + 1, FRESH), driver)
     assert kept == made == get(driver, "a")
     emptied = run(documents.change(AT, "c", "a", lambda before: {}, NOW + 1, FRESH), driver)
+    assert emptied is not None
     assert emptied == get(driver, "a") == Document("a", {}, NOW + 1, emptied.version)
 
 
@@ -228,6 +230,7 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
 
         changed = run(documents.change(at, "c", "é", larger, NOW + 99, FRESH), door)
         assert changed == run(documents.get(at, "c", "é"), door)
+        assert changed is not None
         assert changed == Document("é", {"x": largest}, NOW + 99, changed.version)
         assert [d.name for d in run(documents.list_newest(at, "c", 1), door)] == ["é"]
         assert run(documents.remove(at, "c", "é"), door)

@@ -231,6 +231,7 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
         changed = run(documents.change(at, "c", "é", larger, NOW + 99, FRESH), door)
         assert changed is not None
         assert changed == run(documents.get(at, "c", "é"), door)
+        assert changed is not None
         assert changed == Document("é", {"x": largest}, NOW + 99, changed.version)
         assert [d.name for d in run(documents.list_newest(at, "c", 1), door)] == ["é"]
         assert run(documents.remove(at, "c", "é"), door)

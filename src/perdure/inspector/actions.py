@@ -12,6 +12,7 @@ from perdure.inspector.access import Access, InterruptAnswer, RunStart, describe
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state
 from perdure.model.records import Partition
+from perdure.model.thread_agents import name_editor
 from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.tenant import TenantRuntime
@@ -68,7 +69,9 @@ async def _edit(request: ActionRequest) -> dict[str, Any]:
             f"thread {request.thread_id!r} has work under way or scheduled; wait, or cancel it"
         )
     config = await _make_config(request)
-    async with request.access.open_graph(_choose_graph(request), request.thread_id) as graph:
+    graph_id = _choose_graph(request)
+    config["metadata"] = name_editor(request.row.metadata, graph_id)
+    async with request.access.open_graph(graph_id, request.thread_id) as graph:
         if node is not None and node not in graph.nodes:
             raise BadSetting(f"the graph has no node {node!r}; it has {sorted(graph.nodes)}")
         try:

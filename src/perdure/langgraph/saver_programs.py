@@ -112,18 +112,18 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._steps = StepCommits(driver, self._budget)
         self._views: BoundedCache[tuple[Partition, str], View] = BoundedCache(_VIEWS_MAX)
         self.on_stored: OnStored | None = None
-        """Called for every checkpoint when it is durable, in the OS thread that stored it. It may neither
-        raise nor wait."""
+        """Called for each checkpoint once it is durable, in the OS thread that stored it; never blocks."""
         self.task_times = True
         """Store, with a task's writes, when the task ran."""
         self.graph: str | None = None
-        """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
-        stores. Loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
+        """For the runtime: the name of this saver's graph, noted with each root checkpoint that it stores."""
+        self.is_apart = False
+        """For the runtime: loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
         self.recorder: CallRecorder | None = None
         """Collector of the calls of models and tools, which are stored with the writes of their tasks."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, as ``on_stored`` is, for a thread that is found in an earlier state than
-        this process has known. If it is ``None``, a warning is logged."""
+        this process has known; ``None`` to log a warning."""
 
     @property
     def _packer(self) -> Serde:
@@ -223,7 +223,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             loop.base = loop.base._replace(blocks=values.blocks)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
-        if self.graph is not None and namespace == ROOT:
+        if self.is_apart and namespace == ROOT:
             self._require_own(at.partition, found_tuple.metadata.get(GRAPH_ID))
         return found_tuple
 

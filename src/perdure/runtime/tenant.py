@@ -216,6 +216,7 @@ class TenantRuntime:
         command: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         options: Options | None = None,
+        precondition: Precondition | None = None,
     ) -> Ticket:
         """Answer the interrupt for which a thread waits, so that its graph continues.
 
@@ -229,6 +230,7 @@ class TenantRuntime:
                 graph of a stored run is known.
             channel: Another channel for replies.
             command: A LangGraph command's ``update`` and ``goto`` to apply with the answer.
+            precondition: A record that must exist, or is written with the answer.
 
         Raises:
             NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
@@ -253,7 +255,8 @@ class TenantRuntime:
             default = _OF_THE_QUESTION
         graph_name = default if graph is None else self._resolve_graph_name(graph)
         message = message_of(graph_name, payload, "answer", dedupe_key, channel, given, answers=interrupt_ids)
-        return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
+        terms = AcceptanceTerms(precondition=precondition)
+        return await self._acceptance.accept(self._partition(thread_id), message, terms)
 
     async def signal(
         self, thread_id: str, name: str, value: Any = None, *, key: str | None = None, to_all: bool = True

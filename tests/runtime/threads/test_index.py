@@ -193,7 +193,11 @@ def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk
             now = await threads.get("a")
             written_at = now.updated_at
             assert now == row._replace(
-                has_document=True, updated_at=written_at, touched_at=written_at, version=now.version
+                has_document=True,
+                updated_at=written_at,
+                touched_at=written_at,
+                version=now.version,
+                agents=now.agents,
             )
 
     go(main())

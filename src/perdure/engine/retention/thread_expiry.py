@@ -30,6 +30,7 @@ from perdure.model.records import (
 )
 from perdure.model.retention_policy import Retention, RetentionRules, make_stored_ttl
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
+from perdure.model.thread_agents import choose_metadata
 
 _LANES = (IN, OUT, LATER, WAITS)
 _ITEMS: tuple[Get | Range, ...] = (
@@ -195,7 +196,7 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
         has_queues=any(lane.version for lane in queues),
         is_tagged=bool(tags),
         active_at=max((at for at in times if at is not None), default=None) if is_activity_known else None,
-        metadata=_merge_metadata(document, checkpoint),
+        metadata=_merge_metadata(document, head, checkpoint),
         ttl=document.body.get("ttl") if document else None,
         checks=tuple(checks),
         generation=collections[0].version if collections else 0,
@@ -211,16 +212,17 @@ def check_unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...])
     return Check(kind, key, found[0].version if found else Expect.ABSENT)
 
 
-def _merge_metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:
-    """Return a thread's metadata: that of its latest checkpoint, overridden by what its clients set. Values
-    that are not plain data are ``None``."""
+def _merge_metadata(
+    document: Document | None, head: str | None, checkpoint: CheckpointRecord | None
+) -> dict[str, Any]:
+    """Return a thread's metadata: that of its latest checkpoint, overridden by what its clients set, except
+    for the graph and the assistant to which it belongs. Values that are not plain data are ``None``."""
     out: dict[str, Any] = {}
     if checkpoint is not None and checkpoint.metadata:
         unpacked = ormsgpack.unpackb(
             checkpoint.metadata, ext_hook=lambda code, data: None, option=ormsgpack.OPT_NON_STR_KEYS
         )
         out = dict(unpacked) if isinstance(unpacked, dict) else {}
-    if document is not None:
-        own = document.body.get("metadata")
-        out |= own if isinstance(own, dict) else {}
+    if document is not None and isinstance(document.body.get("metadata"), dict):
+        return {**out, **choose_metadata(document.body, head, out)}
     return out

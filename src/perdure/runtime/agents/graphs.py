@@ -238,8 +238,7 @@ class Graphs:
         saver.on_stored = self._on_stored
         saver.on_older = self._on_older
         saver.task_times = self._task_times
-        if not self._shares_threads:
-            saver.graph = name
+        saver.graph, saver.is_apart = name, not self._shares_threads
         store = graph.store or self.store(tenant)
         watched = watch_undeclared(graph, self._undeclared[name])
         update: dict[str, Any] = {"checkpointer": saver, "store": store}

@@ -3,6 +3,9 @@
 The metadata itself is stored in the thread. A copy in the index is a hint, which is checked against the
 thread before the thread is returned; a thread without a copy is read in full instead.
 
+A copy names every graph and assistant to which its thread may belong, as runs change that without a change of
+the copy.
+
 With the copy of a thread that has a time to live of its own, an entry with the time at which it is over is
 stored (``engine.retention.expiring_threads``).
 
@@ -26,6 +29,7 @@ from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, 
 from perdure.model.program import ask
 from perdure.model.records import DOCUMENT, LISTED, Partition
 from perdure.model.runs.lifecycle import Status
+from perdure.model.thread_agents import copy_agents, list_variants
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
 from perdure.runtime.threads.order import (
     AT_ONCE,
@@ -237,7 +241,7 @@ class ThreadIndex:
                 turn = loop.time()
                 for place in batch:
                     entry = entries.get(place.partition.thread)
-                    if entry is None or matches(entry["metadata"]):
+                    if entry is None or any(map(matches, list_variants(entry))):
                         wanted.append(place)
                     if loop.time() - turn > _TURN_S:
                         await asyncio.sleep(0)
@@ -287,7 +291,7 @@ def _make_copy(document: Document, announced: int) -> dict[str, Any]:
     """Return the copy of a thread's document; ``announced`` is the newest version that was announced, or
     0."""
     kept = {name: document.body.get(name) for name in ("metadata", "created_at", "ttl")}
-    return {**kept, "version": document.version, "announced": announced}
+    return {**kept, **copy_agents(document.body), "version": document.version, "announced": announced}
 
 
 def _age(copy: Mapping[str, Any]) -> tuple[int, int]:

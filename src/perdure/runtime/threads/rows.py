@@ -35,6 +35,7 @@ from perdure.model.runs.lifecycle import Facts, Status, decide_thread_status
 from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.waits import Waits, find_unanswerable, read_waits
+from perdure.model.thread_agents import Agent, choose_metadata, depends_on_checkpoint, list_agents
 from perdure.model.times import read_time, time_of
 from perdure.model.write_records import find_asking_tasks
 from perdure.runtime.json_encoding import to_plain
@@ -70,6 +71,7 @@ class ThreadRow(NamedTuple):
         touched_at: the time at which its document was written.
         waits: the waits of the run whose question it waits on.
         is_asleep: true if no person can answer any of the interrupts of that run.
+        agents: the graphs and assistants that its document names.
     """
 
     thread_id: str
@@ -86,10 +88,11 @@ class ThreadRow(NamedTuple):
     touched_at: int = 0
     waits: Waits = MappingProxyType({})
     is_asleep: bool = False
+    agents: tuple[Agent, ...] = ()
 
     @property
     def graph_id(self) -> str | None:
-        """The graph that has run on the thread, if any."""
+        """The graph to which the thread belongs, if any: the one of its latest checkpoint."""
         graph_id = self.metadata.get("graph_id")
         if isinstance(graph_id, str):
             return graph_id
@@ -133,6 +136,12 @@ def load_row(partition: Partition) -> Program[ThreadRow | None]:
         ids = {one["id"] for one in asking.note.get("interrupts", ())}
         is_asleep = bool(ids) and ids <= find_unanswerable(asking.note)
         row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
+    if document is not None and depends_on_checkpoint(document.body, (each.graph for each in standing)):
+        head = heads[0].fields["checkpoint_id"] if heads else None
+        try:
+            row = row._replace(metadata=(yield from _choose_metadata(partition, document, head, run, latest)))
+        except Corrupt as error:
+            fault = fault or error
     if heads:
         try:
             row = yield from _add_state(partition, heads[0].fields["checkpoint_id"], row, latest)
@@ -177,7 +186,26 @@ def row_of(
         document is not None,
         version=None if document is None else document.version,
         touched_at=0 if document is None else document.updated_at,
+        agents=list_agents(body),
     )
+
+
+def _choose_metadata(
+    partition: Partition,
+    document: Document,
+    head: str | None,
+    run: Run | None,
+    known: LatestCheckpoint | None,
+) -> Program[dict[str, Any]]:
+    """Return the metadata of a thread with the graph and the assistant of its latest checkpoint, which is
+    read unless it is known."""
+    stored: Mapping[str, Any] = {}
+    if known is not None:
+        stored = plain_reading.metadata_of(known.checkpoint)
+    elif head is not None:
+        (found,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, ("", head)),)))
+        stored = plain_reading.metadata_of(CheckpointRecord.read(found[0])) if found else {}
+    return choose_metadata(document.body, head, stored, None if run is None else run.graph)
 
 
 def _add_state(

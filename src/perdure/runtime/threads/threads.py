@@ -6,7 +6,7 @@ the thread, or checks that it exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
@@ -17,10 +17,13 @@ from perdure.engine.threads import history, tags
 from perdure.engine.threads.measure import Measure
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
-from perdure.model.ops import Check, Expect, Put
-from perdure.model.records import DOCUMENT, EDITED, OF_THREAD, Partition
+from perdure.model.heads import ROOT
+from perdure.model.ops import Check, Expect, Fetch, Get, Put
+from perdure.model.program import ask
+from perdure.model.records import DOCUMENT, EDITED, HEAD, OF_THREAD, Partition
 from perdure.model.retention_policy import make_stored_ttl
 from perdure.model.runs.messages import dedupe_digest
+from perdure.model.thread_agents import Agent, add_agents, change_metadata, list_agents
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex
@@ -134,15 +137,24 @@ class Threads:
         if made is not None:
             await self.index.write(row.thread_id, made)
 
-    async def redraft(self, row: ThreadRow, metadata: Mapping[str, Any]) -> Put | None:
-        """Return the precondition of a message that merges into a thread's metadata, if the thread is
-        unchanged since ``row`` was read; call ``reindex`` after the acceptance. ``None`` if it was changed
-        already."""
+    async def redraft(self, row: ThreadRow, agent: Agent, *, is_first: bool) -> Put | None:
+        """Return the precondition of a message that adds the graph and the assistant of its run to a thread,
+        if the thread is unchanged since ``row`` was read; call ``reindex`` after the acceptance. ``None`` if
+        it was changed already.
+
+        Args:
+            row: the thread.
+            agent: the graph and the assistant.
+            is_first: true if nothing has run on the thread: they are its own from now on.
+        """
         before = await self._read_document(row.thread_id)
         if before is None or before.version != row.version:
             return None
         now = await self._context.clock.now()
-        body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
+        body = before.body
+        if is_first:
+            body = {**body, "metadata": {**body["metadata"], **agent}}
+        body = add_agents(body, (*list_agents(before.body), agent))
         await self.index.announce(row.thread_id, before, now)
         return documents.plan_replace(OF_THREAD[0], before, body, now)
 
@@ -158,6 +170,7 @@ class Threads:
         ttl: Mapping[str, Any] | None = None,
         *,
         seen: int | None = None,
+        agents: Sequence[Agent] = (),
     ) -> ThreadRow:
         """Merge into a thread's metadata, key by key, and return the thread.
 
@@ -166,6 +179,7 @@ class Threads:
             metadata: the entries to add or replace.
             ttl: a new time to live, in minutes under "ttl".
             seen: the only version of the thread's document to change; by default any.
+            agents: further graphs and assistants of its checkpoints.
 
         Raises:
             NotFound: there is no such thread.
@@ -180,7 +194,9 @@ class Threads:
                 raise missing_error(thread_id)
             if seen is not None and before.version != seen:
                 raise Contention(f"thread {thread_id!r} was changed meanwhile; try again")
-            body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
+            body = add_agents(
+                change_metadata(before.body, metadata, await self._find_head(thread_id)), agents
+            )
             if ttl is not None:
                 body["ttl"] = make_stored_ttl(ttl, now)
             await self.index.announce(thread_id, before, now)
@@ -318,6 +334,11 @@ class Threads:
 
     async def _read_document(self, thread_id: str) -> Document | None:
         return await self._database.arun(documents.get(self._partition(thread_id), *OF_THREAD))
+
+    async def _find_head(self, thread_id: str) -> str | None:
+        """Return the id of a thread's latest checkpoint, if it has one."""
+        (found,) = await self._database.arun(ask(Fetch(self._partition(thread_id), (Get(HEAD, (ROOT,)),))))
+        return found[0].fields["checkpoint_id"] if found else None
 
     async def _put(
         self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect | int

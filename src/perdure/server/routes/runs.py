@@ -511,7 +511,8 @@ async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: 
     """Return the outputs that a run left: those of the thread's current state, unless another run has
     continued the thread since, or the run started from an earlier checkpoint and stored none of its own."""
     row = await caller.threads.get(thread_id)
-    graph_id = graph_id_of(caller, row)
+    # By now the thread may belong to another graph.
+    graph_id = run.graph if run.graph in caller.host.runtime.graphs else graph_id_of(caller, row)
     if graph_id is None:
         return {}
     async with caller.open_graph(graph_id, "threads.read", thread_id) as graph:

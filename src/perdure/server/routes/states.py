@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
 from perdure.langgraph.reading.readable_states import aread_history, aread_state, aupdate_state
+from perdure.model.thread_agents import name_editor
 from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
@@ -85,6 +86,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
             400, f"Thread {thread_id!r} has no graph; set metadata.graph_id, or run one on it first."
         )
     config = config_of(thread_id, ref)
+    config["metadata"] = {**name_editor(row.metadata, graph_id)}
     async with caller.open_graph(graph_id, "threads.update", thread_id) as graph:
         nodes = (*graph.nodes, "__input__", "__copy__", "__end__")
         if asked.as_node is not None and asked.as_node not in nodes:

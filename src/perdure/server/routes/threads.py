@@ -287,6 +287,9 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
         raise Conflict(f"Thread {target!r} already exists.")
     try:
         await caller.threads.copy(thread_id, target)
+        # Read afterwards: of each checkpoint that was copied, the graph is known by now.
+        if (source := await caller.threads.find(thread_id)) is not None:
+            await caller.threads.change(target, {}, agents=source.agents)
     except Exception:
         # A failed copy leaves no thread behind.
         await caller.threads.remove(target)

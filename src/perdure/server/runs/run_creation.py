@@ -323,35 +323,34 @@ async def _submit_next(
         await caller.threads.adopt(row)
     stamp = _make_stamp(invocation.assistant)
     is_owned = invocation.is_exclusive or keeps_apart(caller)
-    if is_owned and not (has_run(row) and stamp.items() <= row.metadata.items()):
-        return await _submit_as_owner(caller, invocation, options, terms)
+    is_own = has_run(row) and stamp.items() <= row.metadata.items()
+    if stamp not in row.agents or (is_owned and not is_own):
+        return await _submit_as_agent(caller, invocation, options, terms)
     ticket = await _submit(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
         await _refuse_other_run(caller, ticket, invocation.new, options)
-    # The graph that asked continues with the answer, whichever graph the answer was sent to.
-    is_for_other = _is_answer(invocation, terms) and row.graph_id not in (None, stamp["graph_id"])
-    if ticket.is_duplicate or is_for_other or stamp.items() <= row.metadata.items():
-        if caller.threads.needs_touch(row):
-            # The order of a listing is a hint; the client need not wait for it.
-            caller.host.run_in_background(caller.threads.touch(thread_id))
-    else:
-        # From now on this graph owns the thread's state.
-        await caller.threads.change(thread_id, stamp)
+    if caller.threads.needs_touch(row):
+        # The order of a listing is a hint; the client need not wait for it.
+        caller.host.run_in_background(caller.threads.touch(thread_id))
     return ticket
 
 
-async def _submit_as_owner(
+async def _submit_as_agent(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
 ) -> Ticket:
-    """Accept a run on a thread that is known, in one commit with the names of the graph and the assistant
-    that own it. If two graphs do this at the same time, one is refused."""
+    """Accept a run on a thread that is known, in one commit with the names of its graph and its assistant:
+    those of the first run own the thread, and the latest checkpoint decides which of the others do. Of two
+    graphs that do this at the same time, one is refused where graphs are kept apart."""
     thread_id, assistant = invocation.thread_id, invocation.assistant
     for _ in range(_ATTEMPTS):
         row = await caller.threads.get(thread_id)
         if invocation.is_exclusive:
             require_own_agent(row, assistant.assistant_id)
         require_own(caller, row, assistant.graph_id)
-        precondition = await caller.threads.redraft(row, _make_stamp(assistant))
+        stamp = _make_stamp(assistant)
+        precondition = await caller.threads.redraft(
+            row, stamp, is_first=not has_run(row) or row.graph_id is None
+        )
         if precondition is None:
             continue
         try:
@@ -465,6 +464,7 @@ async def _submit(
             dedupe_key=terms.key,
             channel=channel,
             options=options,
+            precondition=precondition,
         )
     return await caller.runtime.submit(
         thread_id,

@@ -5,14 +5,16 @@ Covers perdure.server.a2a.tasks.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from a2a.types import a2a_pb2 as types
-from a2a.utils.errors import TaskNotFoundError
+from a2a.utils.errors import A2AError, TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -183,3 +185,19 @@ async def test_a_task_is_read_without_what_came_long_after_it(tmp_path: Path) ->
             True,
         )
         assert counting.count <= 101
+
+
+@run
+async def test_an_answer_that_comes_again_is_the_same_task(near: str) -> None:
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("ask", lambda _: {"messages": [("ai", f"a {interrupt('which cup?')} cup")]})
+    graph = builder.add_edge(START, "ask").compile()
+    async with serving(near, of={"ask": graph}) as served, talking(served.url, "ask") as talk:
+        asked = await talk.task("tea")
+        sent = {"task": asked["id"], "message_id": str(uuid.uuid4())}
+        copies = await asyncio.gather(*(talk.task("blue", **sent) for _ in range(3)))
+        copies.append(await talk.task("blue", **sent))
+        assert {copy["id"] for copy in copies} == {asked["id"]}
+        assert text_of(copies[-1]) == "a blue cup"
+        with pytest.raises(A2AError, match="used for another"):
+            await talk.task("red", **sent)

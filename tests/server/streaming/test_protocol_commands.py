@@ -5,6 +5,7 @@ Covers perdure.server.streaming.protocol_commands.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -128,3 +129,35 @@ async def test_a_namespace_that_a_thread_does_not_have_is_refused(near: str) -> 
         fork = {"checkpoint_id": checkpoint_id, "checkpoint_ns": ""}
         started = await _command(http, "t", "run.start", assistant_id="chat", input=said("x"), forkFrom=fork)
         assert started["type"] == "success", started
+
+
+@run
+async def test_a_command_that_comes_again_is_the_same_run(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        state = await _ask(client, "t", "ask")
+        http.headers["Idempotency-Key"] = "answer"
+        question = {"interrupt_id": state["interrupts"][0]["id"], "response": "yes"}
+        copies = [_command(http, "t", "input.respond", **question) for _ in range(3)]
+        answers = await asyncio.gather(*copies)
+        answers.append(await _command(http, "t", "input.respond", **question))
+        assert len({answer["result"]["run_id"] for answer in answers}) == 1, answers
+        await _is_answered(client, "t", "yes")
+        other = await _command(http, "t", "input.respond", **{**question, "response": "no"})
+        assert "used for another run" in other["message"], other
+
+
+@run
+async def test_an_input_that_comes_again_is_no_answer_to_the_question_of_its_run(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        for thread in ("new", "asking"):
+            if thread == "asking":
+                await _ask(client, thread, "ask")
+            http.headers["Idempotency-Key"] = "start"
+            start = {"assistant_id": "ask", "input": said("yes")}
+            first = await _command(http, thread, "run.start", **start)
+            await http.get(f"/threads/{thread}/runs/{first['result']['run_id']}/join")
+            again = await _command(http, thread, "run.start", **start)
+            assert again["result"] == first["result"]
+            del http.headers["Idempotency-Key"]

@@ -70,6 +70,7 @@ class _Invocation:
     headers: Mapping[str, str]
     protocol: Mapping[str, Any] | None = None
     is_exclusive: bool = False
+    may_answer: bool = False
 
 
 class AcceptedRun(NamedTuple):
@@ -116,6 +117,7 @@ async def submit(
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
     is_exclusive: bool = False,
+    may_answer: bool = False,
 ) -> AcceptedRun:
     """Check a run as ``check`` does, whose arguments these are, and accept it as ``accept`` does. If it is
     refused, none of it is stored."""
@@ -130,6 +132,7 @@ async def submit(
         interrupt_id=interrupt_id,
         protocol=protocol,
         is_exclusive=is_exclusive,
+        may_answer=may_answer,
     )
     return await accept(caller, checked)
 
@@ -146,6 +149,7 @@ async def check(
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
     is_exclusive: bool = False,
+    may_answer: bool = False,
     part: int = 0,
 ) -> CheckedRun:
     """Return a run that may be accepted, and store nothing.
@@ -161,6 +165,7 @@ async def check(
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
         protocol: data of the A2A protocol; the receivers of its task are notified of the run's end.
         is_exclusive: refuse a thread on which another assistant has run (``OtherAgent``).
+        may_answer: the request is an answer if the thread waits for one, and otherwise an input.
         part: place of the run among those of one request, which have one idempotency key.
 
     Raises:
@@ -228,6 +233,7 @@ async def check(
         headers=caller.host.headers.of(headers),
         protocol=protocol,
         is_exclusive=is_exclusive,
+        may_answer=may_answer,
     )
     options = _make_options(caller.user, invocation)
     if protocol is not None and caller.host.webhooks is not None:
@@ -306,7 +312,7 @@ async def _submit_first(
         return await _submit_next(caller, invocation, options, terms, row)
     if ticket.is_duplicate:
         await caller.find_visible_thread(thread_id, conditions)
-        await _refuse_other_run(caller, ticket, invocation.new, options)
+        await _refuse_other_run(caller, ticket, invocation, options, terms)
     # The index is a hint; the client need not wait for it.
     caller.host.run_in_background(caller.threads.index_draft(draft))
     return ticket
@@ -328,7 +334,7 @@ async def _submit_next(
         return await _submit_as_agent(caller, invocation, options, terms)
     ticket = await _submit(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
-        await _refuse_other_run(caller, ticket, invocation.new, options)
+        await _refuse_other_run(caller, ticket, invocation, options, terms)
     if caller.threads.needs_touch(row):
         # The order of a listing is a hint; the client need not wait for it.
         caller.host.run_in_background(caller.threads.touch(thread_id))
@@ -358,7 +364,7 @@ async def _submit_as_agent(
         except AlreadyCreated:
             continue
         if ticket.is_duplicate:
-            await _refuse_other_run(caller, ticket, invocation.new, options)
+            await _refuse_other_run(caller, ticket, invocation, options, terms)
         caller.host.run_in_background(caller.threads.reindex(thread_id))
         return ticket
     raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
@@ -489,22 +495,46 @@ def _is_answer(invocation: _Invocation, terms: RunTerms) -> bool:
     return command is not None and (terms.interrupt_id is not None or command.is_answer)
 
 
-async def _refuse_other_run(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
+async def _refuse_other_run(
+    caller: Caller, ticket: Ticket, invocation: _Invocation, options: Options, terms: RunTerms
+) -> None:
     """Raise ``Conflict`` if another run was accepted under the idempotency key of a run."""
     standing = await caller.runtime.find(ticket.thread_id, ticket.id)
     if standing is None:
         # The message was coalesced with others, and its run has the id of the first.
         standing = await caller.runtime.look(ticket)
-    accepted = standing.message
+    accepted, new = standing.message, invocation.new
     command = None
     if new.command is not None:
         command = new.command.dump_sent()
-    payload = {"input": new.input if command is None else None, "command": command}
-    if (read_input(accepted.payload), _without_delay(accepted.options.get("about"))) != (
-        payload,
+    sent = {"input": new.input if command is None else None, "command": command}
+    stored = _without_interrupt(read_input(accepted.payload), terms)
+    if invocation.may_answer:
+        sent, stored = _as_answer(sent), _as_answer(stored)
+    if (stored, _without_delay(accepted.options.get("about"))) != (
+        sent,
         _without_delay(to_plain(options.about)),
     ):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
+
+
+def _without_interrupt(stored: dict[str, Any], terms: RunTerms) -> dict[str, Any]:
+    """Return the stored input of a run as its request has it: that names the interrupt apart from the answer,
+    which is stored under the interrupt's id."""
+    command = stored["command"]
+    if terms.interrupt_id is None or command is None or not isinstance(command.get("resume"), Mapping):
+        return stored
+    answers = tuple(command["resume"].values())
+    if len(answers) != 1:
+        return stored
+    return {**stored, "command": {**command, "resume": answers[0]}}
+
+
+def _as_answer(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the input of a run as an answer."""
+    if given["command"] is not None:
+        return given
+    return {"input": None, "command": {"resume": given["input"]}}
 
 
 def _without_delay(about: Any) -> Any:

@@ -29,6 +29,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.runs.checkpoint_references import NoCheckpoint
 from perdure.server.runs.run_creation import submit
+from perdure.server.runs.run_terms import idempotency_key
 from perdure.server.state_snapshots import config_of, graph_id_of, show_snapshot, snapshot
 from perdure.server.streaming import streams
 from perdure.server.thread_ids import require_same
@@ -205,7 +206,9 @@ async def _submit_run(caller: Caller, headers: Headers, thread_id: str, params: 
             "stream_subgraphs": True,
         }
     )
-    accepted = await submit(caller, headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
+    accepted = await submit(
+        caller, headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True, may_answer=True
+    )
     return accepted.run_id
 
 
@@ -234,9 +237,11 @@ async def _answer_interrupts(
         # Clients receive an interrupt shortly before the run is stored as waiting for the answer.
         await _wait_until_stopped(caller, row, row.run.id)
         row = await _find_row(caller, row.thread_id, "update", "no_such_interrupt")
-    question = await caller.runtime.question(thread_id)
+    question, key = await caller.runtime.question(thread_id), idempotency_key(headers, 0)
     for answer in answers:
-        if question is None or not question.knows(answer.interrupt_id):
+        is_asked = question is not None and question.knows(answer.interrupt_id)
+        # The same answer that comes again finds its run, and no question.
+        if not is_asked and (key is None or not await caller.threads.was_accepted(thread_id, key)):
             raise _CommandError(
                 "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
             )

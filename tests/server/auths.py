@@ -41,7 +41,7 @@ def answering(said: Any) -> Handlers:
 
     @auth.authenticate
     async def authenticate() -> Any:
-        if isinstance(said, Exception):
+        if isinstance(said, BaseException):
             raise said
         return said
 
@@ -54,7 +54,7 @@ def ruling(said: Any) -> Rules:
 
     @auth.on
     async def rule(ctx: Any, value: Any) -> Any:
-        if isinstance(said, Exception):
+        if isinstance(said, BaseException):
             raise said
         return said
 

@@ -342,12 +342,62 @@ def test_an_error_of_a_handler_lets_nobody_in_and_tells_no_secret(caplog: pytest
     assert "s3cret" not in caplog.text
 
 
+# -------------------------------------------------------------- what no response can have
+
+
+class _Odd(BaseException):
+    """An exception that ``except Exception`` does not catch."""
+
+
+@pytest.mark.parametrize("error", [_Odd("x"), asyncio.CancelledError(), SystemExit(3)], ids=repr)
+def test_every_exception_of_a_handler_is_a_refusal(error: BaseException) -> None:
+    for asked in (
+        answering(error).authenticate(request()),
+        ruling(error).authorize(ALICE, "threads", "read", {}),
+    ):
+        refusal = refused(asked)
+        assert (refusal.status, "failed; the server's log" in refusal.detail) == (500, True)
+
+
 def test_a_request_that_is_given_up_is_no_error_of_the_handler() -> None:
-    auth = Auth()
+    async def main() -> None:
+        reached = asyncio.Event()
 
-    @auth.authenticate
-    async def authenticate() -> str:
-        raise asyncio.CancelledError
+        async def wait() -> str:
+            reached.set()
+            await asyncio.sleep(60)
+            return "u1"
 
-    with pytest.raises(asyncio.CancelledError):
-        run(Handlers(auth).authenticate(request()))
+        asked = asyncio.create_task(asking(wait).authenticate(request()))
+        await reached.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (700, {}),
+        (204, {}),
+        (304, {}),
+        (403, {"a": "b\r\nc: d"}),
+        (403, {"a b": "c"}),
+        (403, {"a": 1}),
+        (403, {"a": "\u20ac"}),
+    ],
+)
+def test_an_error_that_cannot_be_sent_is_a_500(status: int, headers: Any) -> None:
+    for error in (
+        Auth.exceptions.HTTPException(status_code=status, detail="no", headers=headers),
+        WebException(status, "no", headers),
+    ):
+        assert refused(answering(error).authenticate(request())).status == 500
+
+
+def test_an_error_keeps_a_status_without_a_name_and_its_headers() -> None:
+    given = Auth.exceptions.HTTPException(status_code=499, detail="no", headers={"Retry-After": "5"})
+    refusal = refused(answering(given).authenticate(request()))
+    assert (refusal.status, refusal.detail, refusal.headers) == (499, "no", {"Retry-After": "5"})

@@ -11,8 +11,10 @@ as are two ``Authorization`` headers, and an assertion that fails during authent
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -31,6 +33,7 @@ from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
 from perdure.model.users import name_user
+from perdure.runtime.contained_exits import contain_exits
 from perdure.server.auth.authorized_values import check_changed_arguments
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
@@ -81,7 +84,9 @@ class OnHandlers:
             result: object = await _call(handler, {"ctx": context, "value": value})
         except AssertionError as error:
             raise Refusal(403, str(error) or "Forbidden") from error
-        except Exception as error:
+        except BaseException as error:
+            if _ends_request(error):
+                raise
             raise _make_refusal(error, handler_name) from error
         if result is False:
             raise Refusal(403, "Forbidden")
@@ -161,7 +166,9 @@ class Handlers(OnHandlers):
             returned: object = await _call(self._authenticator, arguments)
         except AssertionError as error:
             raise Refusal(401, "Unauthorized") from error
-        except Exception as error:
+        except BaseException as error:
+            if _ends_request(error):
+                raise
             raise _make_refusal(error, "the authenticate handler") from error
         try:
             identity, permissions, user_fields = _read_user(returned)
@@ -246,30 +253,68 @@ def _list_parameters(authenticator: Callable[..., Any]) -> list[str]:
 
 
 async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
-    """Call a handler and return its result; a handler that is not async runs in an OS thread."""
-    if inspect.iscoroutinefunction(handler):
-        return await handler(**arguments)
-    result: object = await run_in_own_thread(partial(handler, **arguments))
-    if inspect.isawaitable(result):
-        return await result
-    return result
+    """Call a handler and return its result; a handler that is not async runs in an OS thread. An exit that it
+    asks for is an error like any other."""
+    with contain_exits():
+        if inspect.iscoroutinefunction(handler):
+            return await handler(**arguments)
+        result: object = await run_in_own_thread(partial(handler, **arguments))
+        if inspect.isawaitable(result):
+            return await result
+        return result
 
 
-def _make_refusal(error: Exception, who: str) -> Refusal:
+def _ends_request(error: BaseException) -> bool:
+    """Return True if an exception ends the request, or the process, and is not the handler's own."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit | SystemExit | KeyboardInterrupt)
+
+
+def _make_refusal(error: BaseException, who: str) -> Refusal:
     """Return the refusal for an error of a handler: with its text if it is meant for clients, else a 500."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Auth.exceptions.HTTPException | HTTPException):
-        detail: object = getattr(error, "detail", None)
-        if isinstance(detail, str) and detail:
-            message = detail
-        else:
-            message = HTTPStatus(error.status_code).phrase
-        return Refusal(error.status_code, message, error.headers)
+        return _read_http_error(error, who)
     if isinstance(error, AuthenticationError):
         return Refusal(403, str(error) or "Forbidden")
     _log.error("%s failed: %s", who, _describe_place(error))
     return Refusal(500, f"{who} failed; the server's log has the location")
+
+
+def _read_http_error(error: Auth.exceptions.HTTPException | HTTPException, who: str) -> Refusal:
+    """Return the refusal for an error with a status, or a 500 if no response can have its status or its
+    headers."""
+    status: object = error.status_code
+    if not isinstance(status, int) or status not in _STATUSES:
+        return _refuse_misuse(
+            f"{who} raised an HTTPException whose status no refusal has; use one from 400 to 599"
+        )
+    headers: object = error.headers or {}
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(name, str)
+        and isinstance(value, str)
+        and _HEADER_NAME.fullmatch(name)
+        and _HEADER_VALUE.fullmatch(value)
+        for name, value in cast(Mapping[object, object], headers).items()
+    ):
+        return _refuse_misuse(
+            f"{who} raised an HTTPException with headers that cannot be sent: a name is a token, and a value "
+            "a text in Latin-1 without line breaks"
+        )
+    detail: object = getattr(error, "detail", None)
+    if not isinstance(detail, str) or not detail:
+        known = {each.value: each.phrase for each in HTTPStatus}
+        detail = known.get(int(status), "Refused")
+    return Refusal(int(status), detail, cast(Mapping[str, str], headers))
+
+
+_STATUSES = frozenset(range(300, 600)) - {HTTPStatus.NOT_MODIFIED}
+"""Statuses of a refusal: all errors, and those that send a browser elsewhere, whose responses have a body."""
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 
 
 def _refuse_misuse(reason: str) -> Refusal:
@@ -277,7 +322,7 @@ def _refuse_misuse(reason: str) -> Refusal:
     return Refusal(500, reason)
 
 
-def _describe_place(error: Exception) -> str:
+def _describe_place(error: BaseException) -> str:
     """Return an error's type and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     location = ""

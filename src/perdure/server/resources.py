@@ -36,6 +36,7 @@ from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.configurable_headers import NO_HEADERS, Headers
+from perdure.server.json_bodies import JsonRequest
 from perdure.server.request_limits import Throttle
 from perdure.server.requests import NAMES_MAX
 from perdure.server.runs.outbound_policy import OutboundPolicy
@@ -275,15 +276,16 @@ QueriedNames = Annotated[list[str] | None, Query(max_length=NAMES_MAX)]
 
 class GatedRoute(APIRoute):
     """A route that authenticates the user before it reads the body, so that a request that is refused costs
-    no more than its headers."""
+    no more than its headers. Its body is read as a ``JsonRequest``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if not any(part.call is _find_caller for part in self.dependant.dependencies):
-            return handle
+        is_gated = any(part.call is _find_caller for part in self.dependant.dependencies)
 
-        async def authenticate_first(request: Request) -> Response:
-            request.scope[CALLER] = await caller_of(request)
+        async def authenticate_first(given: Request) -> Response:
+            request = JsonRequest(given.scope, given.receive)
+            if is_gated:
+                request.scope[CALLER] = await caller_of(request)
             return await handle(request)
 
         return authenticate_first

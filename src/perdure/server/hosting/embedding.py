@@ -6,7 +6,6 @@ application, which chooses the routes' prefix.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from perdure.server import error_handlers, openapi, thread_ids
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
+from perdure.server.json_bodies import parse_json
 from perdure.server.origins import allows
 from perdure.server.resources import GatedRoute
 from perdure.web.guard import SIMPLE, is_foreign, may_change, needs_preflight
@@ -131,7 +131,7 @@ async def _read_object(request: Request) -> dict[str, Any]:
     if not (content := await request.body()):
         return {}
     try:
-        body = json.loads(content)
+        body = parse_json(content)
     except ValueError:
         raise HTTPException(422, "the body is not JSON") from None
     except RecursionError:

@@ -11,7 +11,6 @@ does not outlive its token.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator
@@ -26,6 +25,7 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import make_public_message, status_of
+from perdure.server.json_bodies import parse_json
 from perdure.server.openapi import make_router
 from perdure.server.origins import is_allowed
 from perdure.server.resources import Caller, caller_of, read_thread_in_path
@@ -199,7 +199,7 @@ class _Socket:
 
 def _parse_object(text: str) -> dict[str, Any]:
     try:
-        body = json.loads(text)
+        body = parse_json(text)
     except (ValueError, RecursionError):
         raise Refusal(400, "a command is one JSON object; this is not JSON, or nested too deeply") from None
     if not isinstance(body, dict):

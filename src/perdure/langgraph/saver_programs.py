@@ -115,20 +115,18 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._steps = StepCommits(driver, self._budget)
         self._views: BoundedCache[tuple[Partition, str], View] = BoundedCache(_VIEWS_MAX)
         self.on_stored: OnStored | None = None
-        """Called for every checkpoint when it is durable, in the OS thread that stored it. It may neither
-        raise nor wait."""
+        """Called for each checkpoint once it is durable, in the OS thread that stored it; never blocks."""
         self.task_times = True
         """Store, with a task's writes, when the task ran."""
         self.graph: str | None = None
-        """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
-        stores."""
+        """For the runtime: the name of this saver's graph, noted with each root checkpoint that it stores."""
         self.is_apart = False
         """For the runtime: loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
         self.recorder: CallRecorder | None = None
         """Collector of the calls of models and tools, which are stored with the writes of their tasks."""
         self.on_older: Callable[[Partition], None] | None = None
         """For the runtime: called, as ``on_stored`` is, for a thread that is found in an earlier state than
-        this process has known. If it is ``None``, a warning is logged."""
+        this process has known; ``None`` to log a warning."""
 
     @property
     def _packer(self) -> Serde:

@@ -193,7 +193,7 @@ def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> Non
         assert before - 1 <= found.active_at <= time.time_ns() // 1000 + 1
         assert {name: found.metadata[name] for name in ("retention", "graph_id", "more")} == {
             "retention": "own",
-            "graph_id": "theirs",
+            "graph_id": "mine",
             "more": 1,
         }
         put(db, {}, found.active_at + 5)

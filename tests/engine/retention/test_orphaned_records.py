@@ -167,7 +167,9 @@ def test_a_sweep_removes_entries_and_crons_of_threads_that_are_gone(
                 handle.run(crons.create(crons.place(""), str(name), new, 1, number + 1))
             drop(memory, "gone")
             monkeypatch.setattr(orphaned_records, "YOUNG_US", 0)
-            planned = await perdure.Database(handle).apply_retention(RetentionOptions(dry_run=True, share=1.0))
+            planned = await perdure.Database(handle).apply_retention(
+                RetentionOptions(dry_run=True, share=1.0)
+            )
             assert planned is not None
             assert copies(memory.driver) == ["gone", "kept"]
             await perdure.Database(handle).apply_retention(RetentionOptions(all_tenants=True, share=1.0))

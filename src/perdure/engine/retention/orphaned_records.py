@@ -1,4 +1,4 @@
-"""Removal of records of threads that do not exist any more: their entries in a server's index, and their crons.
+"""Removal of what is left of threads that do not exist any more: entries in a server's index, and crons.
 
 A thread is gone without them where the database itself removes it (Redis with ``ttl``), and where a process
 is killed while it removes one. They are read page by page beside the list of threads, and a thread that is
@@ -23,8 +23,8 @@ from perdure.model.records import DOCUMENT, HEAD, LANE, LISTED, OF_THREAD, SERVE
 from perdure.model.runs.queue import IN
 
 YOUNG_US = 60_000_000
-"""Age from which a copy without a thread counts as left behind. If a creation takes longer, its thread is read
-in full, as one without a copy."""
+"""Age from which a copy without a thread counts as left behind. If a creation takes longer, its thread is
+read in full, as one without a copy."""
 
 _COLLECTION = LISTED[0]
 _DOCUMENT = Get(DOCUMENT, OF_THREAD)

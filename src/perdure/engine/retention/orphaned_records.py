@@ -1,4 +1,4 @@
-"""Removal of records of threads that do not exist any more: entries in a server's index, and crons.
+"""Removal of what is left of threads that do not exist any more: entries in a server's index, and crons.
 
 A thread is gone without them where the database itself removes it (Redis with ``ttl``), and where a process
 is killed while it removes one. They are read page by page beside the list of threads, and a thread that is

@@ -40,6 +40,12 @@ _CHECKPOINT_KEYS = frozenset(
 )
 COUNTERS = "counters_since_delta_snapshot"
 
+_RUN_KEY_PREFIX = "__pregel_"
+"""Prefix of the configurable keys that only runs of graphs have."""
+
+_DURABILITY = f"{_RUN_KEY_PREFIX}durability"
+"""LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
+
 
 class Address(NamedTuple):
     """The target of a config.
@@ -93,6 +99,13 @@ def read_thread_id(thread_id: object) -> str:
             '{"thread_id": "…"}} or by itself'
         )
     return to_plain_id(thread_id)
+
+
+def durability_of(at: Address) -> str | None:
+    """Return the durability of the run that makes a call, ``None`` for a call that no run makes."""
+    if any(key.startswith(_RUN_KEY_PREFIX) for key in at.configurable):
+        return str(at.configurable.get(_DURABILITY, "async"))
+    return None
 
 
 def run_of(config: RunnableConfig) -> object:

@@ -337,7 +337,8 @@ class PerdureSaver(SaverPrograms):
                 partial(self._store_writes, at, plan),
                 may_wait=self._may_be_held(at, plan),
                 # Before the handler of an error begins, LangGraph awaits these writes within the run's call.
-                lasts=_may_be_cancelled(at) or (at.epoch is None and any(c == ERROR for c, _ in plan.writes)),
+                lasts=_may_be_cancelled(at)
+                or (at.epoch is None and ERROR in [channel for channel, _ in plan.writes]),
             )
         plan.raise_refused()
 
@@ -407,7 +408,7 @@ class PerdureSaver(SaverPrograms):
 def _may_be_cancelled(at: Address) -> bool:
     """Return True if LangGraph may await a put or writes within the call of a run, which may be cancelled: it
     does so unless the durability is "async"."""
-    return at.epoch is None and translate.durability_of(at) in ("sync", "exit")
+    return at.epoch is None and at.configurable.get(translate.DURABILITY, "async") != "async"
 
 
 def _report(at: Address, error: Exception) -> None:

@@ -496,7 +496,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             put.loaded is not None
             and put.source == "input"
             and at.namespace == ROOT
-            and translate.durability_of(at) != "exit"
+            and at.configurable.get(translate.DURABILITY, "async") in ("async", "sync")
             and not self._fork
         )
 

@@ -18,8 +18,8 @@ before what it was given is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from perdure.engine.threads.checkpoints import CheckpointPut
@@ -125,33 +125,27 @@ class UnfinishedStep:
         self.ended.set()
 
 
-class _CallsUnderWay:
-    """The puts, and the writes of tasks, that have begun and not ended."""
+_Calls = dict[_Place, set[asyncio.Future[None]]]
+"""Of the puts and the writes of tasks that are under way the futures that are done at their ends."""
 
-    def __init__(self) -> None:
-        self._ends: dict[_Place, set[asyncio.Future[None]]] = {}
 
-    def __contains__(self, place: _Place) -> bool:
-        return place in self._ends
+class CallUnderWay:
+    """A put, or the writes of a task, that is under way within the block of this context manager."""
 
-    @contextmanager
-    def note(self, place: _Place) -> Iterator[None]:
-        """Count a call as under way within the block."""
-        end = place[0].create_future()
-        self._ends.setdefault(place, set()).add(end)
-        try:
-            yield
-        finally:
-            siblings = self._ends[place]
-            siblings.remove(end)
-            if not siblings:
-                del self._ends[place]
-            end.set_result(None)
+    __slots__ = ("_calls", "_end", "_place")
 
-    async def wait(self, place: _Place) -> None:
-        """Wait until the calls that are under way now have ended."""
-        if here := self._ends.get(place):
-            await asyncio.wait(tuple(here))
+    def __init__(self, calls: _Calls, place: _Place) -> None:
+        self._calls, self._place, self._end = calls, place, place[0].create_future()
+
+    def __enter__(self) -> None:
+        self._calls.setdefault(self._place, set()).add(self._end)
+
+    def __exit__(self, *error: object) -> None:
+        siblings = self._calls[self._place]
+        siblings.remove(self._end)
+        if not siblings:
+            del self._calls[self._place]
+        self._end.set_result(None)
 
 
 class _LastingWrites(WrappingDriver):
@@ -202,7 +196,7 @@ class StepCommits:
     def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
         self._lasting = _LastingWrites(driver)
-        self._calls = _CallsUnderWay()
+        self._calls: _Calls = {}
         self._budget = budget
         self._steps: _Steps = {}
 
@@ -219,9 +213,9 @@ class StepCommits:
         siblings = self._steps.get(place)
         return None if siblings is None else siblings.get(began_with or "")
 
-    def note_call(self, at: Address) -> AbstractContextManager[None]:
+    def note_call(self, at: Address) -> CallUnderWay:
         """Count a put, or the writes of a task, as under way within the block: loads wait for its end."""
-        return self._calls.note(_place(at))
+        return CallUnderWay(self._calls, _place(at))
 
     async def wait_for_calls(self, at: Address, *, may_begin: bool, stores_at_exit: bool) -> None:
         """Wait until the puts and the writes of tasks that are under way in this event loop on a namespace
@@ -241,9 +235,9 @@ class StepCommits:
             await _wait_a_moment(lambda: place in self._calls, rounds)
         for _ in range(_CALLS_MAX):
             await self._lasting.wait(at.partition)
-            if place not in self._calls:
+            if not (here := self._calls.get(place)):
                 return
-            await self._calls.wait(place)
+            await asyncio.wait(tuple(here))
             # The next call may begin only now.
             await _wait_a_moment(lambda: place in self._calls)
 

@@ -43,7 +43,10 @@ COUNTERS = "counters_since_delta_snapshot"
 _RUN_KEY_PREFIX = "__pregel_"
 """Prefix of the configurable keys that only runs of graphs have."""
 
-_DURABILITY = f"{_RUN_KEY_PREFIX}durability"
+_RUNTIME = f"{_RUN_KEY_PREFIX}runtime"
+"""The key among them that every run has."""
+
+DURABILITY = f"{_RUN_KEY_PREFIX}durability"
 """LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 
 
@@ -103,8 +106,9 @@ def read_thread_id(thread_id: object) -> str:
 
 def durability_of(at: Address) -> str | None:
     """Return the durability of the run that makes a call, ``None`` for a call that no run makes."""
-    if any(key.startswith(_RUN_KEY_PREFIX) for key in at.configurable):
-        return str(at.configurable.get(_DURABILITY, "async"))
+    values = at.configurable
+    if _RUNTIME in values or any(key.startswith(_RUN_KEY_PREFIX) for key in values):
+        return values.get(DURABILITY, "async")
     return None
 
 

@@ -59,7 +59,7 @@ def model_fields(obj: Any) -> dict[str, Any] | None:
 
 def kept_fields(model: Any) -> dict[str, Any]:
     """Return the fields of a model that a dump of it has, as they are."""
-    attributes = model.__dict__.copy()
+    attributes: dict[str, Any] = model.__dict__.copy()
     if isinstance(model, BaseModel):
         fields = type(model).model_fields.items()
         declared = {

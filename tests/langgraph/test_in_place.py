@@ -357,3 +357,27 @@ def test_writes_are_stored_as_they_were_handed_in(is_async: bool) -> None:
         assert read is not None
         assert read.pending_writes is not None
         assert [value for _, _, value in read.pending_writes] == [{"is": "kept"}, [{"is": "kept"}]]
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/f.db"])
+def test_with_sync_durability_a_step_is_stored_before_the_next_node_changes_it(
+    tmp_path: Path, url: str
+) -> None:
+    async def make(state: Any) -> Any:
+        return {"facts": {"k": ["made"]}}
+
+    async def change(state: Any) -> Any:
+        state["facts"]["k"][0] = "changed"
+        return {"other": 1}
+
+    async def body() -> list[Any]:
+        async with perdure.connect(url.format(tmp_path), migrate=True) as db:
+            builder: Any = StateGraph(TypedDict("S", {"facts": Any, "other": int}))
+            builder.add_node("make", make).add_node("change", change)
+            builder.add_edge(START, "make").add_edge("make", "change")
+            graph = builder.compile(checkpointer=db.checkpointer())
+            at: Any = {"configurable": {"thread_id": "t"}}
+            await graph.ainvoke({"other": 0}, at, durability="sync")
+            return [state.values.get("facts") async for state in graph.aget_state_history(at)][:2]
+
+    assert asyncio.run(body()) == [{"k": ["made"]}] * 2

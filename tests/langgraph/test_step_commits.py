@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -375,4 +375,59 @@ def test_a_load_waits_for_the_end_of_a_stream_that_was_left(
 
     within(60, body())
     assert said(db.checkpointer())[-3:] == ["hello", "first", "second"]
+    assert db.fsck() == []
+
+
+def test_a_load_waits_for_the_writes_of_a_stream_that_was_left(opened: tuple[SyncDatabase, Watched]) -> None:
+    db, driver = opened
+
+    async def work(state: Any) -> Any:
+        return {"said": ["worked"]}
+
+    builder: Any = StateGraph(STATES["plain"])
+    for name in ("one", "two", "three"):
+        builder.add_node(name, work).add_edge(START, name)
+    app = builder.compile(checkpointer=db.checkpointer())
+
+    async def before(effect: Effect[Any]) -> None:
+        if writes(effect):
+            await asyncio.sleep(0.05)
+
+    async def body() -> None:
+        await app.ainvoke(given(), config())
+        driver.before = before
+        for _ in range(3):
+            async for _part in app.astream(given(), config(), stream_mode="updates"):
+                break
+            await app.ainvoke(None, config())
+
+    within(60, body())
+    assert said(db.checkpointer()) == ["hello", *["worked"] * 3] * 4
+    assert db.fsck() == []
+
+
+@pytest.mark.parametrize("times", [1, 6])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_load_waits_for_what_is_stored_at_the_exit_of_a_wrapped_stream(
+    opened: tuple[SyncDatabase, Watched], is_new: bool, times: int
+) -> None:
+    db, _ = opened
+    app = graph(db.checkpointer())
+
+    async def wrap(stream: Any, times: int) -> AsyncIterator[Any]:
+        async for part in wrap(stream, times - 1) if times else stream:
+            yield part
+
+    async def body() -> None:
+        if not is_new:
+            await app.ainvoke(given(), config())
+        stream = app.astream(given(), config(), stream_mode="values", durability="exit")
+        async for _part in wrap(stream, times):
+            break
+        del stream
+        await app.ainvoke(given(), config(), durability="exit")
+
+    within(60, body())
+    before = [] if is_new else ["hello", "an answer"]
+    assert said(db.checkpointer()) == [*before, "hello", "hello", "an answer"]
     assert db.fsck() == []

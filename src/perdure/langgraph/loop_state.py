@@ -48,7 +48,8 @@ class Loop:
     tasks' writes that it loaded or stored, and the keys of their records, by checkpoint, for the latest few
     checkpoints. ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of
     tasks are not stored. ``given`` has, by the id of a checkpoint, the statements of the tasks that began
-    with it: the next checkpoint may be stored only when they are executed.
+    with it: the next checkpoint may be stored only when they are executed. ``stores_at_exit`` is True from
+    the load of a run that stores only at its exit until its put begins.
     """
 
     nonce: str
@@ -63,6 +64,7 @@ class Loop:
     written: dict[str, list[tuple[Key, str]]] = field(default_factory=dict)
     began_at: int | None = None
     given: dict[str, WeakSet[TaskStatements]] = field(default_factory=dict[str, WeakSet[TaskStatements]])
+    stores_at_exit: bool = False
 
     def span(self, checkpoint_id: str, now: int) -> TaskSpan | None:
         """Return the time in which a task ran that began with a checkpoint and ends ``now``, ``None`` if it
@@ -237,8 +239,8 @@ class Loops:
 
     def __init__(self) -> None:
         self._absent: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
-        # The latest loops, as long as LangGraph refers to them, and the namespaces that were absent when they
-        # were loaded last.
+        # The latest loops of runs, as long as LangGraph refers to them, and the namespaces that were absent
+        # when a run loaded them last.
         self._latest: WeakValueDictionary[tuple[Partition, str], Loop] = WeakValueDictionary()
         self._new: BoundedCache[tuple[Partition, str], bool] = BoundedCache(_ABSENT_MAX)
         # Loops of runs that may go on after their thread was removed: their puts do not count as bare.
@@ -258,6 +260,7 @@ class Loops:
         version: int | None,
         generation: int,
         began_at: int | None = None,
+        durability: str | None = None,
     ) -> Loop | None:
         """Remember a load.
 
@@ -271,6 +274,7 @@ class Loops:
             version: The version of the head.
             generation: The thread's collection generation.
             began_at: The time of the load, ``None`` if the times of tasks are not stored.
+            durability: The durability of the run that begins with the load, ``None`` if no run does.
 
         Returns:
             The loop that begins with this load, ``None`` for an absent thread.
@@ -278,10 +282,11 @@ class Loops:
         slot = (partition, namespace)
         if checkpoint is None:
             with self._lock:
-                self._new[slot] = True
                 known = self._absent.get(slot)
-                new = Loop(nonce, slot, LoadedHead(None, was_head=True), began_at=began_at)
-                self._absent[slot] = known or new
+                loop = known or Loop(nonce, slot, LoadedHead(None, was_head=True), began_at=began_at)
+                self._absent[slot] = loop
+                if durability is not None:
+                    self._new[slot], loop.stores_at_exit = True, durability == "exit"
             return None
         loop = Loop(
             nonce,
@@ -292,19 +297,24 @@ class Loops:
             checkpoint,
             generation,
             began_at=began_at,
+            stores_at_exit=durability == "exit",
         )
         loop.note(checkpoint.id, writes)
-        with self._lock:
-            self._new.pop(slot, None)
-            self._latest[slot] = loop
+        if durability is not None:
+            with self._lock:
+                self._new.pop(slot, None)
+                self._latest[slot] = loop
         return loop
 
-    def may_be_under_way(self, partition: Partition, namespace: str) -> bool:
+    def may_be_under_way(self, partition: Partition, namespace: str) -> tuple[bool, bool]:
         """Return True if a run of this process may be under way on a namespace: LangGraph still refers to its
-        loop, or the namespace was absent when it was loaded."""
+        loop, or the namespace was absent when it was loaded; and True if that run stores at its exit, and has
+        not begun to."""
         slot = (partition, namespace)
         with self._lock:
-            return slot in self._new or slot in self._latest
+            loop = self._latest.get(slot) or (self._absent.get(slot) if slot in self._new else None)
+            is_known = loop is not None or slot in self._new
+        return is_known, loop is not None and loop.stores_at_exit
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
         """Return the loop that a config belongs to; ``None`` for a bare call that no load preceded.

@@ -23,13 +23,14 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.engine.retention import checkpoint_removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import make_next_version
 from perdure.langgraph.commit_plans import WritesPlan
-from perdure.langgraph.saver_programs import DURABILITY, OnConflict, OnStored, SaverPrograms
+from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.step_commits import UnfinishedStep
 from perdure.langgraph.task_statements import split_off_statements
 from perdure.langgraph.translate import Address
@@ -123,9 +124,9 @@ class PerdureSaver(SaverPrograms):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest one of its thread."""
         at = self._address(config)
-        if at.epoch is None and at.checkpoint_id is None:
-            may_begin = self._loops.may_be_under_way(at.partition, at.namespace or ROOT)
-            await self._steps.wait_for_puts(at, may_begin=may_begin)
+        if at.epoch is None:
+            may_begin, at_exit = self._loops.may_be_under_way(at.partition, at.namespace or ROOT)
+            await self._steps.wait_for_calls(at, may_begin=may_begin, stores_at_exit=at_exit)
         program = self._get_at(at, translate.run_of(config))
         request = advance(program)
         answer = self._early.pop(request, at.epoch)
@@ -230,19 +231,20 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        begun = self._steps.begin(at, checkpoint["id"])
-        try:
-            for statements in self._get_pending_statements(at):
-                await asyncio.wrap_future(statements)
-            seqs = await self._aput(at, begun, config, checkpoint, metadata, new_versions)
-            await _confirm(at)
-        except Exception as error:
-            _report(at, error)
-            raise
-        finally:
-            # If the commit of another call stores this checkpoint, that call ends the step.
-            if begun.planned is None:
-                begun.end()
+        with self._steps.note_call(at):
+            begun = self._steps.begin(at, checkpoint["id"])
+            try:
+                for statements in self._get_pending_statements(at):
+                    await asyncio.wrap_future(statements)
+                seqs = await self._aput(at, begun, config, checkpoint, metadata, new_versions)
+                await _confirm(at)
+            except Exception as error:
+                _report(at, error)
+                raise
+            finally:
+                # If the commit of another call stores this checkpoint, that call ends the step.
+                if begun.planned is None:
+                    begun.end()
         if any(map(ends_block, seqs)):
             with self._log_failure(at):
                 await arun(self._pack(at.partition), self._driver)
@@ -260,8 +262,7 @@ class PerdureSaver(SaverPrograms):
         """Store a checkpoint, with which the step ``begun`` starts. Return the number of each checkpoint that
         this call made durable: after the last one of a block, the caller packs chunks."""
         ended = self._steps.find(at)
-        # With these durabilities LangGraph awaits the put within the call of the run, which may be cancelled.
-        lasts = at.epoch is None and at.configurable.get(DURABILITY, "async") != "async"
+        lasts = _may_be_cancelled(at)
         if ended is not None and ended.planned is not None:
             view, base = ended.planned
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, parent_in_commit=base)
@@ -319,7 +320,8 @@ class PerdureSaver(SaverPrograms):
         """Store the writes of a task on the checkpoint at which its step began."""
         at = self._address(config)
         try:
-            await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
+            with self._steps.note_call(at):
+                await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
         except Exception as error:
             for given in split_off_statements(writes)[1]:
                 given.end(error)
@@ -331,7 +333,12 @@ class PerdureSaver(SaverPrograms):
             for given in plan.given:
                 await given.await_parent()
             await self._steps.store_writes(
-                at, partial(self._store_writes, at, plan), may_wait=self._may_be_held(at, plan)
+                at,
+                partial(self._store_writes, at, plan),
+                may_wait=self._may_be_held(at, plan),
+                # Before the handler of an error begins, LangGraph awaits these writes within the run's call.
+                lasts=_may_be_cancelled(at)
+                or (at.epoch is None and ERROR in [channel for channel, _ in plan.writes]),
             )
         plan.raise_refused()
 
@@ -396,6 +403,12 @@ class PerdureSaver(SaverPrograms):
     ) -> None:
         """See ``prune``."""
         await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
+
+
+def _may_be_cancelled(at: Address) -> bool:
+    """Return True if LangGraph may await a put or writes within the call of a run, which may be cancelled: it
+    does so unless the durability is "async"."""
+    return at.epoch is None and at.configurable.get(translate.DURABILITY, "async") != "async"
 
 
 def _report(at: Address, error: Exception) -> None:

@@ -72,10 +72,6 @@ OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
 _VIEWS_MAX = 20_000
-_RUN_KEY_PREFIX = "__pregel_"
-"""Prefix of the configurable keys that only runs of graphs have."""
-DURABILITY = f"{_RUN_KEY_PREFIX}durability"
-"""LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 GRAPH_ID = "graph_id"
 """Name in a checkpoint's metadata of the graph that made it."""
 _log = logging.getLogger("perdure.langgraph")
@@ -207,6 +203,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
             began_at=self._now(),
+            durability=translate.durability_of(at),
         )
         if namespace == ROOT and at.checkpoint_id is not None:
             self._loops.enter(loop)
@@ -362,8 +359,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         source = full.get("source")
         addressed = None if loop is None else loop.loaded.addressed
         is_copy = source == "fork" and addressed is not None and parent != addressed
-        if loop is not None and parent == loop.loaded.addressed:
-            loop.child = checkpoint["id"]
+        if loop is not None:
+            loop.stores_at_exit = False
+            if parent == loop.loaded.addressed:
+                loop.child = checkpoint["id"]
         plan = CheckpointPlan(
             encoder=self._make_encoder(partition),
             loop=loop,
@@ -375,7 +374,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             new_versions=new_versions,
             migration=self._migration,
             parent_in_commit=parent_in_commit,
-            is_by_hand=not any(key.startswith(_RUN_KEY_PREFIX) for key in at.configurable),
+            is_by_hand=translate.durability_of(at) is None,
         )
         if at.thread is not None and at.thread.stored is not None:
             plan.on_durable = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
@@ -501,7 +500,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             put.loaded is not None
             and put.source == "input"
             and at.namespace == ROOT
-            and at.configurable.get(DURABILITY, "async") in ("async", "sync")
+            and at.configurable.get(translate.DURABILITY, "async") in ("async", "sync")
             and not self._fork
         )
 

@@ -39,9 +39,13 @@ _ROUNDS = 8
 of nodes may take more. A wait of fixed length would not do: the busier the loop, the longer are its
 rounds."""
 
-_PUTS_MAX = 8
-"""Maximum number of puts that a load waits for, so that it does not wait for the end of a run that goes
-on."""
+_EXIT_ROUNDS = 100
+"""Maximum number of rounds of the event loop that a load waits for the only put of a run that stores at its
+exit, and whose stream was left: each generator around the stream takes three to be closed."""
+
+_CALLS_MAX = 8
+"""Maximum number of calls in succession that a load waits for, so that it does not wait for the end of a run
+that goes on."""
 
 Planned = tuple[View, CheckpointRecord]
 """A thread, and its newest checkpoint, as they will be after a commit."""
@@ -121,6 +125,29 @@ class UnfinishedStep:
         self.ended.set()
 
 
+_Calls = dict[_Place, set[asyncio.Future[None]]]
+"""Of the puts and the writes of tasks that are under way the futures that are done at their ends."""
+
+
+class CallUnderWay:
+    """A put, or the writes of a task, that is under way within the block of this context manager."""
+
+    __slots__ = ("_calls", "_end", "_place")
+
+    def __init__(self, calls: _Calls, place: _Place) -> None:
+        self._calls, self._place, self._end = calls, place, place[0].create_future()
+
+    def __enter__(self) -> None:
+        self._calls.setdefault(self._place, set()).add(self._end)
+
+    def __exit__(self, *error: object) -> None:
+        siblings = self._calls[self._place]
+        siblings.remove(self._end)
+        if not siblings:
+            del self._calls[self._place]
+        self._end.set_result(None)
+
+
 class _LastingWrites(WrappingDriver):
     """A driver whose writes go on when their callers are cancelled, as a request that was sent to a database
     cannot be called back. It remembers those writes, so that loads can wait for them."""
@@ -169,6 +196,7 @@ class StepCommits:
     def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
         self._lasting = _LastingWrites(driver)
+        self._calls: _Calls = {}
         self._budget = budget
         self._steps: _Steps = {}
 
@@ -185,30 +213,36 @@ class StepCommits:
         siblings = self._steps.get(place)
         return None if siblings is None else siblings.get(began_with or "")
 
-    async def wait_for_puts(self, at: Address, *, may_begin: bool) -> None:
-        """Wait until the checkpoints of a namespace that are being put in this event loop are stored, or
-        refused. When a run is cancelled and its caller has returned, LangGraph's last puts go on, and so does
-        a commit that was at the database. A run that loaded the thread before they end would lose the race
-        against them.
+    def note_call(self, at: Address) -> CallUnderWay:
+        """Count a put, or the writes of a task, as under way within the block: loads wait for its end."""
+        return CallUnderWay(self._calls, _place(at))
+
+    async def wait_for_calls(self, at: Address, *, may_begin: bool, stores_at_exit: bool) -> None:
+        """Wait until the puts and the writes of tasks that are under way in this event loop on a namespace
+        have ended. When a run is cancelled, or its stream is left, and its caller has returned, LangGraph's
+        last calls go on, and so does a commit that was at the database. A run that loaded the thread before
+        they end would lose the race against them.
 
         Args:
             at: The address of the load.
-            may_begin: True if the last put of a run may still have to begin: the generator of a
+            may_begin: True if the last call of a run may still have to begin: the generator of a
                 stream that was left with ``break`` is closed a few rounds of the event loop later.
+            stores_at_exit: True if that run stores at its exit, and has not begun to.
         """
         place = _place(at)
         if may_begin:
-            await _wait_a_moment(lambda: place in self._steps)
-        for _ in range(_PUTS_MAX):
+            rounds = _EXIT_ROUNDS if stores_at_exit else _ROUNDS
+            await _wait_a_moment(lambda: place in self._calls, rounds)
+        for _ in range(_CALLS_MAX):
             await self._lasting.wait(at.partition)
-            if not (here := self._steps.get(place)):
+            if not (here := self._calls.get(place)):
                 return
-            await next(iter(here.values())).ended.wait()
-            # The next put may begin only now.
-            await _wait_a_moment(lambda: place in self._steps)
+            await asyncio.wait(tuple(here))
+            # The next call may begin only now.
+            await _wait_a_moment(lambda: place in self._calls)
 
     async def store_writes(
-        self, at: Address, plan: Callable[[Planned | None], Program[None]], *, may_wait: bool
+        self, at: Address, plan: Callable[[Planned | None], Program[None]], *, may_wait: bool, lasts: bool
     ) -> None:
         """Store a task's writes on the checkpoint of ``at``.
 
@@ -216,13 +250,14 @@ class StepCommits:
             at: The address of the checkpoint.
             plan: Makes the program that stores them on what is stored, or on a checkpoint in the same commit.
             may_wait: False if the writes have to be stored at once, unless their checkpoint waits for them.
+            lasts: See ``store_input``.
         """
-        place = _place(at)
+        place, driver = _place(at), self._lasting if lasts else self._driver
         while True:
             step = self._find(place, at.checkpoint_id)
             planned = None if step is None else step.planned
             if not may_wait and planned is None:
-                await arun(plan(None), self._driver)
+                await arun(plan(None), driver)
                 return
             if step is not None and not step.is_open:
                 # Writes that were planned before this put would be refused because of its changes.
@@ -232,18 +267,18 @@ class StepCommits:
             effect = advance(program)
             if isinstance(effect, Commit):
                 step = step or UnfinishedStep(self._steps, place, at.checkpoint_id or "", is_open=True)
-                if await self._join(step, _Part(program, effect)):
+                if await self._join(step, _Part(program, effect), driver):
                     return
             elif step is None or planned is None:
                 # An operation that is too large for one commit begins with another request.
-                await arun(resume(program, effect), self._driver)
+                await arun(resume(program, effect), driver)
                 return
             else:
                 # The operation does not fit one commit: wait until the checkpoint is stored, then plan on
                 # that.
                 await step.wait()
 
-    async def _join(self, step: UnfinishedStep, part: _Part) -> bool:
+    async def _join(self, step: UnfinishedStep, part: _Part, driver: Driver) -> bool:
         """Store writes as a part of a step; return False if they have to be planned again."""
         step.parts.append(part)
         try:
@@ -256,11 +291,11 @@ class StepCommits:
             self._remove_part(step, part)
         else:
             if step.is_open:
-                await self._send(step, self._driver)
+                await self._send(step, driver)
             await step.wait()
             if step.is_stored or step.planned is not None:
                 return step.is_stored
-        await arun(part.rest(), self._driver)
+        await arun(part.rest(), driver)
         return True
 
     def _remove_part(self, step: UnfinishedStep, part: _Part) -> None:
@@ -356,8 +391,8 @@ class StepCommits:
             raise
 
 
-async def _wait_a_moment(is_over: Callable[[], bool]) -> None:
-    for _ in range(_ROUNDS):
+async def _wait_a_moment(is_over: Callable[[], bool], rounds: int = _ROUNDS) -> None:
+    for _ in range(rounds):
         if is_over():
             return
         await asyncio.sleep(0)

@@ -40,6 +40,15 @@ _CHECKPOINT_KEYS = frozenset(
 )
 COUNTERS = "counters_since_delta_snapshot"
 
+_RUN_KEY_PREFIX = "__pregel_"
+"""Prefix of the configurable keys that only runs of graphs have."""
+
+_RUNTIME = f"{_RUN_KEY_PREFIX}runtime"
+"""The key among them that every run has."""
+
+DURABILITY = f"{_RUN_KEY_PREFIX}durability"
+"""LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
+
 
 class Address(NamedTuple):
     """The target of a config.
@@ -93,6 +102,14 @@ def read_thread_id(thread_id: object) -> str:
             '{"thread_id": "…"}} or by itself'
         )
     return to_plain_id(thread_id)
+
+
+def durability_of(at: Address) -> str | None:
+    """Return the durability of the run that makes a call, ``None`` for a call that no run makes."""
+    values = at.configurable
+    if _RUNTIME in values or any(key.startswith(_RUN_KEY_PREFIX) for key in values):
+        return values.get(DURABILITY, "async")
+    return None
 
 
 def run_of(config: RunnableConfig) -> object:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from perdure.errors import Corrupt, Unreadable
 from perdure.langgraph.values.datatypes import OWN_TYPES, is_old_model
@@ -48,18 +49,35 @@ set_fields, set_extra, set_given, set_private = map(
 
 
 def model_fields(obj: Any) -> dict[str, Any] | None:
-    """Return the fields of a pydantic model without validation; ``None`` for anything else, and for
-    LangChain's own models, which have forms of their own."""
+    """Return the fields of a pydantic model without validation, and without those that are excluded from its
+    dumps; ``None`` for anything else, and for LangChain's own models, which have forms of their own."""
     cls = type(obj)
     if isinstance(obj, BaseModel):
-        if cls in OWN_TYPES:
-            return None
-        attributes = obj.__dict__.copy()
-        return {
-            **{n: attributes[n] for n in cls.model_fields if n in attributes},
-            **(obj.__pydantic_extra__ or {}),
+        return None if cls in OWN_TYPES else kept_fields(obj)
+    return kept_fields(obj) if is_old_model(cls) else None
+
+
+def kept_fields(model: Any) -> dict[str, Any]:
+    """Return the fields of a model that a dump of it has, as they are."""
+    attributes: dict[str, Any] = model.__dict__.copy()
+    if isinstance(model, BaseModel):
+        fields = type(model).model_fields.items()
+        declared = {
+            n: attributes[n] for n, f in fields if n in attributes and not _excludes(f, attributes[n])
         }
-    return obj.__dict__.copy() if is_old_model(cls) else None
+        return {**declared, **(model.__pydantic_extra__ or {})}
+    for name, field in type(model).__fields__.items():
+        # Pydantic's first version turns ``True`` into an ellipsis.
+        if field.field_info.exclude in (True, ...):
+            attributes.pop(name, None)
+    return attributes
+
+
+def _excludes(field: FieldInfo, value: Any) -> bool:
+    if field.exclude:
+        return True
+    excludes_value: Callable[[Any], bool] | None = getattr(field, "exclude_if", None)
+    return excludes_value is not None and excludes_value(value)
 
 
 def make_hashable(value: Any) -> Any:

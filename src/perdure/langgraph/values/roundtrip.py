@@ -11,6 +11,7 @@ from langgraph.types import Send
 from pydantic import BaseModel
 
 from perdure.langgraph.values.datatypes import is_old_model
+from perdure.langgraph.values.object_building import kept_fields
 
 _NATIVE = (str, int, float, dict, list)
 
@@ -22,10 +23,8 @@ def is_same(before: Any, after: Any) -> bool:
     kind, other = type(before), type(after)
     if kind is not other:
         return _is_changed_on_purpose(before, after)
-    if isinstance(before, BaseModel):
-        return _is_same_dict(_fields(before), _fields(after))
-    if is_old_model(kind):
-        return _is_same_dict(before.__dict__, after.__dict__)
+    if isinstance(before, BaseModel) or is_old_model(kind):
+        return _is_same_dict(kept_fields(before), kept_fields(after))
     if kind is dict:
         return _is_same_dict(before, after)
     if isinstance(before, deque) and before.maxlen != after.maxlen:
@@ -63,8 +62,3 @@ def _is_same_dict(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
         is_same(left, right) and is_same(stored, read)
         for (left, stored), (right, read) in zip(before.items(), after.items(), strict=True)
     )
-
-
-def _fields(model: BaseModel) -> dict[str, Any]:
-    declared = {name: model.__dict__[name] for name in type(model).model_fields if name in model.__dict__}
-    return {**declared, **(model.__pydantic_extra__ or {})}

@@ -40,7 +40,7 @@ class _OneIdModel(BaseChatModel):
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         about = {"took": self.times.pop(0)}
-        yield ChatGenerationChunk(message=AIMessageChunk("hi", id="one", response_metadata=about))
+        yield ChatGenerationChunk(message=AIMessageChunk(content="hi", id="one", response_metadata=about))
 
 
 async def _write(state: MessagesState) -> dict[str, Any]:
@@ -82,9 +82,7 @@ async def _call_twice(state: MessagesState) -> dict[str, Any]:
     ],
     ids="+".join,
 )
-def test_a_run_ends_the_same_however_it_is_followed(
-    memory: Storage, node: Any, modes: tuple[str, ...]
-) -> None:
+def test_a_run_ends_the_same_however_it_is_followed(memory: Storage, node: Any, modes: Any) -> None:
     graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
 
     async def main() -> None:

@@ -31,12 +31,12 @@ class Stubborn:
         self.paid: list[str] = []
         self.refused: list[BaseException] = []
         self.in_node: Callable[[], Awaitable[Any]] | None = None
-        builder = StateGraph(State).add_sequence([("first", self._first), ("pay", self._pay)])
+        builder = StateGraph(State).add_sequence([("first", self.first), ("pay", self.pay)])
         self.graph: Any = builder.add_edge(START, "first").compile()
         if nested:
             self.graph = StateGraph(State).add_node("inner", self.graph).add_edge(START, "inner").compile()
 
-    async def _first(self, state: State) -> dict[str, Any]:
+    async def first(self, state: State) -> dict[str, Any]:
         self.begun.set()
         while not self.may_end.is_set():
             try:
@@ -51,7 +51,7 @@ class Stubborn:
         self.ended.append("first")
         return {"log": ["first"]}
 
-    async def _pay(self, state: State) -> dict[str, Any]:
+    async def pay(self, state: State) -> dict[str, Any]:
         self.paid.append("paid")
         return {"log": ["paid"]}
 
@@ -110,7 +110,7 @@ def test_a_result_after_the_stop_does_not_count(near: Storage) -> None:
 
     async def main() -> None:
         stubborn = Stubborn()
-        graph = StateGraph(State).add_node("first", stubborn._first).add_edge(START, "first").compile()
+        graph = StateGraph(State).add_node("first", stubborn.first).add_edge(START, "first").compile()
         async with working(near.database(), graph) as runtime:
             ticket = await _begin(runtime, stubborn)
             assert await runtime.cancel("ada", ticket.id, rollback=True)

@@ -359,6 +359,11 @@ def test_writes_are_stored_as_they_were_handed_in(is_async: bool) -> None:
         assert [value for _, _, value in read.pending_writes] == [{"is": "kept"}, [{"is": "kept"}]]
 
 
+class Facts(TypedDict):
+    facts: Any
+    other: int
+
+
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/f.db"])
 def test_with_sync_durability_a_step_is_stored_before_the_next_node_changes_it(
     tmp_path: Path, url: str
@@ -372,7 +377,7 @@ def test_with_sync_durability_a_step_is_stored_before_the_next_node_changes_it(
 
     async def body() -> list[Any]:
         async with perdure.connect(url.format(tmp_path), migrate=True) as db:
-            builder: Any = StateGraph(TypedDict("S", {"facts": Any, "other": int}))
+            builder: Any = StateGraph(Facts)
             builder.add_node("make", make).add_node("change", change)
             builder.add_edge(START, "make").add_edge("make", "change")
             graph = builder.compile(checkpointer=db.checkpointer())

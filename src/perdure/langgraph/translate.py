@@ -108,7 +108,8 @@ def durability_of(at: Address) -> str | None:
     """Return the durability of the run that makes a call, ``None`` for a call that no run makes."""
     values = at.configurable
     if _RUNTIME in values or any(key.startswith(_RUN_KEY_PREFIX) for key in values):
-        return values.get(DURABILITY, "async")
+        durability: str = values.get(DURABILITY, "async")
+        return durability
     return None
 
 

@@ -56,7 +56,7 @@ class State(TypedDict, total=False):
         ),
         (Needed(user="ada", token=SECRET), Needed.model_construct(user="ada")),
         (Tool(name="search", lock=threading.Lock()), Tool(name="search")),
-        (Old(user="ada", token=SECRET), Old(user="ada")),
+        (Old(user="ada", token=SECRET), Old(user="ada")),  # type: ignore[call-arg]
     ],
     ids=["a secret", "in a model", "without a default", "a lock", "of pydantic's first version"],
 )

@@ -49,6 +49,7 @@ TOLD = (
     errors.RunInProgress,
     errors.NotWaiting,
     errors.NotFound,
+    errors.MissingStart,
     errors.OtherGraph,
     errors.NotAllowed,
     errors.OverMaximum,

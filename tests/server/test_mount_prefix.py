@@ -1,6 +1,6 @@
 """A path in front of every route, as ``http.mount_prefix`` sets it.
 
-Covers perdure.server.hosting.mounting.
+Covers perdure.server.hosting.mounting, perdure.web.prefixes.
 """
 
 from __future__ import annotations

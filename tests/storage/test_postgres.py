@@ -418,7 +418,7 @@ def said(url: str, error: type[PerdureError]) -> str:
 def test_a_database_without_a_schema_names_the_command(url: str) -> None:
     message = said(url, MigrationRequired)
     assert (
-        f"perdure migrate --db postgresql://postgres@127.0.0.1:{postgres.shared().port}/postgres?schema="
+        f"perdure migrate --db 'postgresql://postgres@127.0.0.1:{postgres.shared().port}/postgres?schema="
         in message
     )
 

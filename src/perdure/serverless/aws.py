@@ -30,7 +30,7 @@ except ImportError as missing:
     raise MissingExtra("perdure.serverless needs an extra: pip install 'perdure[serverless]'") from missing
 
 if TYPE_CHECKING:
-    from perdure.server.hosting.mounting import Prefixed
+    from perdure.web.prefixes import Prefixed
 
 R = TypeVar("R")
 
@@ -212,7 +212,7 @@ def _mount(app: AsgiApp, base_path: str) -> Prefixed | None:
         return None
     # Functions without an HTTP application have no need of these.
     from perdure.config.value_kinds import PREFIX
-    from perdure.server.hosting.mounting import Prefixed
+    from perdure.web.prefixes import Prefixed
 
     try:
         prefix = PREFIX.check(f"/{base_path.strip('/')}")

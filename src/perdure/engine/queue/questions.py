@@ -157,11 +157,13 @@ def find_open_question(
 
 def _is_busy(partition: Partition, lane: Lane) -> Program[bool]:
     """Return True if a run of a thread is open, or a message waits that was not withdrawn."""
-    if lane.run_id is not None or not lane.pending:
-        return lane.run_id is not None
-    pending = Range(INBOX, after=(lane.bound,), limit=lane.pending, bodies=False)
-    (found,) = yield from ask(Fetch(partition, (pending,)))
-    return len(found) != lane.pending or any(each.fields["mode"] != "withdrawn" for each in found)
+    while lane.run_id is None and lane.pending:
+        pending = Range(INBOX, after=(lane.bound,), limit=lane.pending, bodies=False)
+        lanes, found = yield from ask(Fetch(partition, (Get(LANE, (IN,)), pending)))
+        seen, lane = lane, Lane.read(IN, lanes)
+        if lane.version == seen.version:
+            return len(found) != lane.pending or any(each.fields["mode"] != "withdrawn" for each in found)
+    return lane.run_id is not None
 
 
 def find_asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:

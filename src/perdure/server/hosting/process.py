@@ -21,13 +21,14 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import bind_clients_to
-from perdure.server.hosting.mounting import Prefixed, mount
+from perdure.server.hosting.mounting import mount
 from perdure.server.hosting.startup import import_graphs, load_own_app, open_state, settings_of
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
 from perdure.web.guard import Guard
+from perdure.web.prefixes import Prefixed
 
 
 def run_server(

@@ -199,7 +199,7 @@ def test_runs_are_removed_by_their_uuids(backend: str) -> None:
         for wrong in (5, None, b"x"):
             with pytest.raises(TypeError, match="run_ids takes (texts or UUIDs|ids, none of)"):
                 saver.delete_for_runs([run_id, wrong])  # type: ignore[list-item]
-        with pytest.raises(TypeError, match="run_ids takes a sequence of texts or UUIDs, not NoneType"):
+        with pytest.raises(TypeError, match="run_ids takes a sequence of ids, not NoneType"):
             saver.delete_for_runs(None)  # type: ignore[arg-type]
         assert saver.get_tuple(at()) is not None
         saver.delete_for_runs([run_id])

@@ -197,7 +197,7 @@ def test_runs_are_removed_by_their_uuids(backend: str) -> None:
         saver = db.checkpointer()
         saver.put(at(), made(), {"run_id": str(run_id)}, {})
         for wrong in (5, None, b"x"):
-            with pytest.raises(TypeError, match="run_ids takes (texts or UUIDs|ids, none of)"):
+            with pytest.raises(TypeError, match=r"run_ids takes (texts or UUIDs|ids, none of)"):
                 saver.delete_for_runs([run_id, wrong])  # type: ignore[list-item]
         with pytest.raises(TypeError, match="run_ids takes a sequence of ids, not NoneType"):
             saver.delete_for_runs(None)  # type: ignore[arg-type]

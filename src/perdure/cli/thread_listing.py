@@ -46,7 +46,8 @@ THREAD_BYTES = (
     "A thread's bytes are those of its checkpoints, values and writes, each stored piece once; the database "
     "has messages, runs, replies, events and the store, too."
 )
-"""What the bytes of a thread are, and why those of all threads are not the bytes of the database."""
+"""The meaning of the bytes of a thread, and the reason why those of all threads are not the bytes of the
+database."""
 _UNREADABLE = "unreadable: run perdure fsck"
 
 

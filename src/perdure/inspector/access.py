@@ -30,7 +30,7 @@ PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "exp
 
 
 DataRight = Literal["read", "delete"]
-"""What a viewer does with a user's data other than threads."""
+"""Actions of a viewer on a user's data other than threads."""
 
 
 class InterruptAnswer(NamedTuple):

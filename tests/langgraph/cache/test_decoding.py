@@ -231,6 +231,24 @@ def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(
     assert loaded(saver) == state
 
 
+@pytest.mark.parametrize("key", [True, 1.0, "1"])
+def test_a_key_that_is_equal_and_of_another_type_is_stored(saver: perdure.PerdureSaver, key: Any) -> None:
+    head = put(
+        saver, {"messages": [{"kinds": {1: "a"}}, AIMessage("hi", id="m", additional_kwargs={"n": {1: "a"}})]}
+    )
+    found = saver.get_tuple(head)
+    assert found is not None
+    state = found.checkpoint["channel_values"]["messages"]
+    for edited in (state[0]["kinds"], state[1].additional_kwargs["n"]):
+        edited[key] = edited.pop(1)
+    step_on(saver, found.config, state, "c9")
+    saver._caches.forget(Partition("", THREAD))
+    fresh = loaded(saver)
+    assert [[*map(repr, fresh[0]["kinds"])], [*map(repr, fresh[1].additional_kwargs["n"])]] == [
+        [repr(key)]
+    ] * 2
+
+
 def test_what_a_holder_says_was_given_stays_with_the_holder(saver: perdure.PerdureSaver) -> None:
     hand = loaded(saver)
     hand[1].model_fields_set.discard("id")

@@ -44,7 +44,7 @@ _IS_ATOMIC = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enab
 """True if other OS threads see a call into C as one step. On other interpreters nothing is watched."""
 
 _OPAQUE: Any = object()
-"""What stands for an opaque element in a watch; no list of a caller holds it."""
+"""Placeholder of an opaque element in a watch; no list of a caller holds it."""
 
 _get_fields = attrgetter("__dict__")
 _get_extra = attrgetter("__pydantic_extra__")

@@ -107,7 +107,7 @@ class ThreadMatch(NamedTuple):
         cursor: where to continue after it.
         row: the thread, ``None`` if it does not match.
         excerpt: the part of the conversation with the words.
-        speaker: who said it: the role of the message, with the name if it has one.
+        speaker: the role of the message that has the excerpt, with the name if it has one.
         cost: the cost, if the query has one.
         users: its users, if the query has one.
         examined: the number of threads that were examined since the step before.

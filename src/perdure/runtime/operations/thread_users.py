@@ -47,7 +47,7 @@ class UsersOfRow(NamedTuple):
 
 async def load_users(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> frozenset[str]:
     """Return the users of a thread: its owner, or else the users of all of its runs, and that of its newest
-    message if none has begun. What cannot be read names nobody."""
+    message if none has begun. A part that cannot be read names no user."""
     users = set[str | None]()
     with suppress(Corrupt, Contention):
         users.add(await _load_latest_user(database, partition, row))

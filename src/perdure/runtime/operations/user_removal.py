@@ -122,8 +122,8 @@ async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
 
 
 class UserData(NamedTuple):
-    """What goes with a user beside the listed threads. The removal and the view of what is stored are both
-    made from it.
+    """Data that goes with a user beside the listed threads. The removal and the view of it are both made from
+    this.
 
     Attributes:
         crons: The user's crons.

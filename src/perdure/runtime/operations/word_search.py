@@ -14,7 +14,7 @@ _BEFORE = 30
 
 
 class Excerpt(NamedTuple):
-    """A part of a message, and who said it: its role, with the name if it has one; empty if not known."""
+    """A part of a message, and its speaker: the role, with the name if it has one; empty if not known."""
 
     text: str = ""
     speaker: str = ""

@@ -110,7 +110,9 @@ class Leases:
         """Return True if this process works on a run, and its lease certainly lasts. Otherwise another one
         may have taken the run: this process was frozen, the database does not answer, or this attempt at the
         run is over. A later attempt here has a lease of its own."""
-        working = self._find(held)
+        return self._lasts(self._find(held))
+
+    def _lasts(self, working: Working | None) -> bool:
         return working is not None and time.monotonic() - working.confirmed_at <= self._settings.lease
 
     def _find(self, held: HeldRun) -> Working | None:
@@ -135,7 +137,7 @@ class Leases:
 
     def _may_begin(self, held: HeldRun) -> bool:
         working = self._find(held)
-        return working is not None and not working.steering.control.is_stopped and self.is_confirmed(held)
+        return working is not None and not working.steering.control.is_stopped and self._lasts(working)
 
     def _confirm(self, held: HeldRun) -> Coroutine[Any, Any, None]:
         """Return what renews the lease of a run; raise ``Fenced`` here and now if this process has lost the

@@ -187,8 +187,8 @@ if life > 0 and (wrote or idle) then
   redis.call('PEXPIRE', records, life)
   redis.call('PEXPIRE', order, life)
 end
--- Threads that ended leave entries behind: whoever adds some takes more of those away, up to a number that
--- blocks the server for little time.
+-- Threads that ended leave entries behind: a commit that adds some takes more of those away, up to a number
+-- that blocks the server for little time.
 if expires and wrote then
   if not existed then
     for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[3], 3)) do

@@ -221,7 +221,7 @@ def _ran(journal: JsonLines) -> None:
     """Record the start of a step, by its task, and the epoch."""
     configurable = get_config().get("configurable", {})
     thread = read_carrier(configurable)
-    if thread is None or thread.epoch is None:
+    if thread.epoch is None:
         raise AssertionError("a step of a run does not know under which epoch it runs")
     journal.line("ran", configurable["__pregel_task_id"], thread.epoch)
 

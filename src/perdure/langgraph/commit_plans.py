@@ -196,7 +196,7 @@ class CheckpointPlan:
         place = translate.CheckpointPosition(
             self.namespace, self.parent, seq, root_head, *self._find_authors()
         )
-        head = view.head.checkpoint_id if view.head else None
+        head = view.head_id
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if parent is not None:
             # A parent in the same commit does not prove that its chunks are stored; its own parent does.
@@ -492,8 +492,8 @@ def find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
 def settle_taking(at: Address, plan: WritesPlan) -> Taking | None:
     """Return the messages that a run takes with a task's writes: those that the task holds, if the writes are
     its result. With an error or an interrupt the task gives its messages back, and the result is ``None``."""
-    taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
-    if taking is None or taking.is_held_by_another(plan.task_id):
+    taking = at.carrier.taking
+    if taking is None or plan.namespace != ROOT or taking.is_held_by_another(plan.task_id):
         return None
     channels = {channel for channel, _ in plan.writes}
     # An error that a handler takes over comes with further writes, which are not a result either.

@@ -195,18 +195,22 @@ def to_plain_id(thread: object) -> str:
     return str(thread)
 
 
-def read_carrier(configurable: Mapping[str, Any]) -> ThreadId | None:
-    """Return the thread's id in a config, if it carries something."""
+_CARRIES_NOTHING = ThreadId.of("")
+
+
+def read_carrier(configurable: Mapping[str, Any]) -> ThreadId:
+    """Return the thread's id in a config if it is one that carries data of a run; else an empty one, which
+    carries nothing."""
     thread = configurable.get("thread_id")
     if isinstance(thread, ThreadId):
         return thread
-    return None
+    return _CARRIES_NOTHING
 
 
-def without_loop(thread: ThreadId | None) -> ThreadId | None:
+def without_loop(thread: ThreadId) -> ThreadId | None:
     """Return the id with the lease and the journal of a run, and without its loop; ``None`` if there is no
     lease."""
-    if thread is None or thread.epoch is None:
+    if thread.epoch is None:
         return None
     leased = ThreadId.of(thread)
     leased.keeper = leased.loop = None
@@ -326,14 +330,13 @@ class Loops:
         """
         thread = read_carrier(configurable)
         # A loop's config has ``checkpoint_id``, possibly ``None``; a config made by a caller may lack it.
-        if thread is not None and "checkpoint_id" in configurable:
-            loop = thread.loop
-            if loop is not None and loop.place == (partition, namespace):
-                if thread.keeper is self:
-                    return loop
-                # Loaded by another saver: what was loaded is valid here, what that saver remembers is not.
-                loaded = LoadedHead(loop.loaded.addressed, loop.loaded.was_head)
-                return Loop(loop.nonce, loop.place, loaded, began_at=loop.began_at)
+        loop = thread.loop if "checkpoint_id" in configurable else None
+        if loop is not None and loop.place == (partition, namespace):
+            if thread.keeper is self:
+                return loop
+            # Loaded by another saver: what was loaded is valid here, what that saver remembers is not.
+            loaded = LoadedHead(loop.loaded.addressed, loop.loaded.was_head)
+            return Loop(loop.nonce, loop.place, loaded, began_at=loop.began_at)
         with self._lock:
             slot = (partition, namespace)
             return self._absent.get(slot) or self._removed.get(slot)

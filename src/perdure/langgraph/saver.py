@@ -414,12 +414,12 @@ def _may_be_cancelled(at: Address) -> bool:
 def _report(at: Address, error: Exception) -> None:
     """Pass the error of a write on to the nodes that wait for a checkpoint: LangGraph stores none after
     it."""
-    if at.thread is not None and at.thread.stored is not None:
-        at.thread.stored.fail(at.named or ROOT, error)
+    if at.carrier.stored is not None:
+        at.carrier.stored.fail(at.named or ROOT, error)
 
 
 async def _confirm(at: Address) -> None:
     """Confirm the lease of a run before it begins its next step: the database's answer may have come after
     the lease had ended."""
-    if at.thread is not None and at.thread.confirm is not None:
-        await at.thread.confirm()
+    if at.carrier.confirm is not None:
+        await at.carrier.confirm()

@@ -153,7 +153,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             at.partition,
             namespace,
             at.checkpoint_id,
-            guess=guess.head.checkpoint_id if guess and guess.head else None,
+            guess=guess and guess.head_id,
             reader=reader,
             head_first=self._driver.capabilities.reads_heads_first,
         )
@@ -209,10 +209,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             self._loops.enter(loop)
         if found.checkpoint is None or loop is None:
             return None
-        if at.thread is not None and at.thread.stored is not None:
-            at.thread.stored.note(at.named or ROOT, found.checkpoint.id)
+        if at.carrier.stored is not None:
+            at.carrier.stored.note(at.named or ROOT, found.checkpoint.id)
         # Only the latest state is worth caching: loops start from it again and again.
-        is_kept = found.is_head and not (at.thread is not None and at.thread.is_scan)
+        is_kept = found.is_head and not at.carrier.is_scan
         cache = self._caches.of(at.partition) if is_kept else ThreadCache()
         common = self._packer, self._digest, cache, at.partition
         read = partial(translate.read_values, *common, view=found.view, reader=reader)
@@ -222,7 +222,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._caches.weigh(at.partition)
         if values.blocks is not None and loop.base is not None:
             loop.base = loop.base._replace(blocks=values.blocks)
-        thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
+        thread = ThreadId.of(at.carrier or at.partition.thread, keeper=self._loops, loop=loop)
         found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
         if self.is_apart and namespace == ROOT:
             self._require_own(at.partition, found_tuple.metadata.get(GRAPH_ID))
@@ -293,7 +293,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """Return the thread's id that a listed checkpoint's config carries. If a run starts from an old
         checkpoint, LangGraph begins a subgraph's loop with a listed one, and that loop writes under the run's
         lease."""
-        leased = without_loop(at.thread)
+        leased = without_loop(at.carrier)
         if record.namespace == ROOT:
             return leased
         loop = self._loops.start(
@@ -376,8 +376,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             parent_in_commit=parent_in_commit,
             is_by_hand=translate.durability_of(at) is None,
         )
-        if at.thread is not None and at.thread.stored is not None:
-            plan.on_durable = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
+        if at.carrier.stored is not None:
+            plan.on_durable = partial(at.carrier.stored.note, at.named or ROOT, checkpoint["id"])
         put = checkpoints.CheckpointPut(
             partition=partition,
             namespace=namespace,
@@ -393,7 +393,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             budget=self._budget,
             base_generation=0 if loop is None else loop.generation,
             on_older=self._report_older,
-            taking=None if at.thread is None or namespace != ROOT else at.thread.taking,
+            taking=at.carrier.taking if namespace == ROOT else None,
         )
         return put, plan
 
@@ -507,7 +507,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _may_be_held(self, at: Address, plan: WritesPlan) -> bool:
         """Return True if a loop's writes may wait a moment for the next checkpoint. They may not while a
         task holds messages: what is stored when that task ends decides which commit takes the messages."""
-        taking = None if at.thread is None else at.thread.taking
+        taking = at.carrier.taking
         return plan.loop is not None and not self._fork and (taking is None or not taking.held)
 
     def _store_writes(self, at: Address, plan: WritesPlan, planned: Planned | None = None) -> Program[None]:

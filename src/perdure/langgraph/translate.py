@@ -55,17 +55,21 @@ class Address(NamedTuple):
 
     Attributes:
         namespace: The name under which the namespace is stored; ``None`` if the config names no namespace.
-        thread: The thread's id, if it is one that carries data of a run.
+        carrier: The thread's id, if it is one that carries data of a run; else an empty one.
         named: The config's own name for the namespace.
     """
 
     partition: Partition
     namespace: str | None
     checkpoint_id: str | None
-    epoch: int | None
     configurable: Mapping[str, Any]
-    thread: ThreadId | None
+    carrier: ThreadId
     named: str | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the lease under which the caller writes, if it has one."""
+        return self.carrier.epoch
 
 
 def address(tenant: str, config: RunnableConfig) -> Address:
@@ -74,9 +78,7 @@ def address(tenant: str, config: RunnableConfig) -> Address:
     partition = Partition(tenant, read_thread_id(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text((*partition, namespace, checkpoint_id))
-    thread = read_carrier(configurable)
-    epoch = None if thread is None else thread.epoch
-    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
+    return Address(partition, namespace, checkpoint_id, configurable, read_carrier(configurable), namespace)
 
 
 def read_configurable(config: RunnableConfig) -> Mapping[str, Any]:

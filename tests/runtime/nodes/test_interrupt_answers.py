@@ -1,4 +1,5 @@
-"""Answers to graphs that keep no checkpoints: one reaches its question, and a second question is refused."""
+"""Answers to questions of subgraphs: one reaches its question, also in a graph that keeps no checkpoints, and
+no other."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import RetryPolicy, interrupt
 
 from perdure.runtime import Runtime, ask, isolated_subgraph, sleep, wait_for
 from tests.runtime.graphs import Storage, eventually_stored, go, working
@@ -22,6 +23,14 @@ class Notes(TypedDict, total=False):
 
 def first(state: Notes) -> Notes:
     return {"notes": [interrupt("first?")]}
+
+
+def second(state: Notes) -> Notes:
+    return {"notes": [interrupt("second?")]}
+
+
+def end(state: Notes) -> Notes:
+    return {"notes": ["ended"]}
 
 
 async def until_soon(state: Notes) -> Notes:
@@ -239,6 +248,76 @@ def test_an_attempt_after_a_stored_answer_may_ask_the_next_question(near: Storag
             await begin(runtime)
             again = await runtime.wait(await runtime.answer("ada", "one"), 30)
             assert (again.state, again.attempts) == ("waiting", 2)
+
+    go(main())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("after", [second, end])
+def test_an_attempt_after_a_subgraph_has_gone_on_gives_its_answer_to_no_other_question(
+    near: Storage, after: Node, depth: int
+) -> None:
+    failures = ["once"]
+
+    def fail(state: Notes) -> Notes:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": []}
+
+    async def main() -> None:
+        graph = in_a_row(first, fail, after)
+        for _ in range(depth):
+            graph = in_a_row(graph.compile())
+        async with working(near.database(), graph.compile()) as runtime:
+            await begin(runtime)
+            run = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            if after is second:
+                assert (run.state, run.attempts) == ("waiting", 2), run.note
+                run = await runtime.wait(await runtime.answer("ada", "two"), 30)
+            assert run.state == "done", run.note
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"] == ["one", "two" if after is second else "ended"]
+
+    go(main())
+
+
+def test_an_answer_to_a_subgraph_that_a_policy_began_anew_reaches_no_other_question(memory: Storage) -> None:
+    failures = ["once"]
+
+    def fail(state: Notes) -> Notes:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": []}
+
+    async def main() -> None:
+        policy = RetryPolicy(initial_interval=0.001, jitter=False, retry_on=RuntimeError)
+        builder = StateGraph(Notes).add_edge(START, "sub")
+        builder.add_node("sub", in_a_row(first, fail, second).compile(), retry_policy=policy)
+        async with working(memory.database(), builder.compile()) as runtime:
+            await begin(runtime)
+            for answer, state in (("one", "waiting"), ("again", "waiting"), ("two", "done")):
+                run = await runtime.wait(await runtime.answer("ada", answer), 30)
+                assert (run.state, run.attempts) == (state, 1), run.note
+            found = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert found.values["notes"] == ["one", "two"]
+
+    go(main())
+
+
+def test_a_node_may_call_a_graph_with_checkpoints_before_one_without_that_asks(memory: Storage) -> None:
+    kept, free = in_a_row(end).compile(), compiled_without(first)
+
+    async def call_both(state: Notes) -> Notes:
+        notes = (await kept.ainvoke({"notes": []}))["notes"]
+        return {"notes": notes + (await free.ainvoke({"notes": []}))["notes"]}
+
+    async def main() -> None:
+        async with working(memory.database(), in_a_row(call_both).compile()) as runtime:
+            await begin(runtime)
+            ended = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            assert ended.state == "done", ended.note
+            found = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert found.values["notes"] == ["ended", "one"]
 
     go(main())
 

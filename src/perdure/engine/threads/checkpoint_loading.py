@@ -37,8 +37,7 @@ class LoadedCheckpoint:
 
     @property
     def is_head(self) -> bool:
-        head = self.view.head
-        return head is not None and self.checkpoint is not None and head.checkpoint_id == self.checkpoint.id
+        return self.checkpoint is not None and self.checkpoint.id == self.view.head_id
 
 
 def load(
@@ -70,7 +69,7 @@ def load(
         view = yield from load_view(partition, namespace)
         if (yield from _confirm_no_head(partition, namespace, view)):
             return LoadedCheckpoint(view, None)
-        target = view.head and view.head.checkpoint_id
+        target = view.head_id
     for _ in range(ATTEMPTS):
         if reader is not None:
             latest = _newest_items(namespace) if target is None else _target_items(namespace, target)
@@ -90,8 +89,7 @@ def load(
             checkpoint_id is None and (yield from _confirm_no_head(partition, namespace, view))
         ):
             return LoadedCheckpoint(view, None)
-        if checkpoint_id is None and view.head is not None:
-            head_id = view.head.checkpoint_id
+        if checkpoint_id is None and (head_id := view.head_id) is not None:
             if head_id != target:
                 target = head_id
                 found = yield from ask(Fetch(partition, _target_items(namespace, head_id)))

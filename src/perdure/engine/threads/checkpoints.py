@@ -189,7 +189,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         head, parent = view.head, self.parent
         verdict = judge(
             namespace=self.namespace,
-            head=head.checkpoint_id if head else None,
+            head=view.head_id,
             parent=parent,
             source=self.source,
             loaded=self.loaded,
@@ -199,7 +199,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if verdict is Verdict.LOST and not self.fork_on_conflict:
             raise HeadConflict(
                 f"thread {self.partition.thread!r}: another run moved the head to "
-                f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
+                f"{view.head_id} while this one built on {parent}; nothing of this "
                 "step was stored. Load the thread again and repeat the call"
             )
         return checks, generation
@@ -216,22 +216,19 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if draft is None:
             return None
         record = draft.checkpoint
-        replaced = head.checkpoint_id if head else None
-        if replaced != parent:
-            record = record._replace(prior=replaced or ORIGIN)
+        if view.head_id != parent:
+            record = record._replace(prior=view.head_id or ORIGIN)
         # A parent that is not the head may have been removed meanwhile, by a prune or because the database
         # came back in an older state. If this run loaded or stored the parent, check that it is still stored.
-        is_head = head is not None and parent == head.checkpoint_id
-        is_own_parent = parent is not None and parent in (loaded and loaded.addressed, self.before)
-        parent_check = (
-            [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if is_own_parent and not is_head else []
-        )
+        parent_check: list[Check] = []
+        if parent not in (None, view.head_id) and parent in (loaded and loaded.addressed, self.before):
+            parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)]
         version = successor(head.version, record.id) if head else self.first_version
         moved = Put(
             HEAD,
             (namespace,),
             {"checkpoint_id": record.id, "seq": record.seq},
-            expect=head.version if head else Expect.ABSENT,
+            expect=view.head_check,
             version=version,
         )
         chunks = make_chunk_puts(draft.chunks, generation)
@@ -281,9 +278,8 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
     def _require_start(self, view: View) -> Program[None]:
         """Raise ``NotFound`` if the loop was to begin at a checkpoint that is not stored: it has loaded none,
         and names one that is neither its own nor the head."""
-        is_named = self.namespace == ROOT and self.parent not in (None, self.before)
-        is_head = view.head is not None and view.head.checkpoint_id == self.parent
-        if self.loaded is None or self.loaded.addressed is not None or not is_named or is_head:
+        is_own = self.parent in (None, self.before, view.head_id)
+        if self.loaded is None or self.loaded.addressed is not None or self.namespace != ROOT or is_own:
             return
         (found,) = yield from ask(Fetch(self.partition, (Get(CHECKPOINT, (ROOT, self.parent)),)))
         if not found:

@@ -33,7 +33,7 @@ def set_tag(
     for _ in range(ATTEMPTS):
         view = yield from load_view(partition, namespace)
         (tags,) = yield from ask(Fetch(partition, (Get(TAG, (name,)),)))
-        target = checkpoint_id or (view.head.checkpoint_id if view.head else None)
+        target = checkpoint_id or view.head_id
         if target is None:
             raise NotFound(
                 f"thread {partition.thread!r} has no checkpoint to tag; `perdure threads ls` lists what "

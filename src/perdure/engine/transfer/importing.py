@@ -122,9 +122,7 @@ class Arrival:
         """Return the checks that every commit carries."""
         if self.is_new:
             return tuple(transfer_claim.checks(self.version))
-        head = self.view.head
-        head_check = Check(HEAD, ("",), head.version if head else Expect.ABSENT)
-        return (*guards(self.partition, self.view, None), head_check)
+        return (*guards(self.partition, self.view, None), Check(HEAD, ("",), self.view.head_check))
 
 
 def begin(

@@ -18,7 +18,7 @@ from perdure.engine.transfer.transfer_terms import (
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Conflict, Contention
-from perdure.model.ops import Check, Expect, Now
+from perdure.model.ops import Check, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 
@@ -130,5 +130,5 @@ def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptio
     view = yield from load_view(target, "")
     fence, unchanged = guards(target, view, None)
     ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
-    head = view.head.version if view.head is not None else Expect.ABSENT
-    yield from commit_at_target(target, [fence, unchanged, Check(HEAD, ("",), head), *ops])
+    head = Check(HEAD, ("",), view.head_check)
+    yield from commit_at_target(target, [fence, unchanged, head, *ops])

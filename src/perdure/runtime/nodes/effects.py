@@ -236,9 +236,9 @@ def _require_config() -> RunnableConfig:
 
 def find_node_journal() -> EffectJournal | None:
     """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
-    thread = read_carrier(_require_config().get("configurable", {}))
-    if thread is not None and isinstance(thread.journal, EffectJournal):
-        return thread.journal
+    journal = read_carrier(_require_config().get("configurable", {})).journal
+    if isinstance(journal, EffectJournal):
+        return journal
     return None
 
 

@@ -88,8 +88,16 @@ async def select_still_to_give(
     asking = _find_asking_tasks(levels)
     of_unstored = answers.keys() - asked - answered
     kept_by_none = frozenset(task for name, task in asking.items() if name in of_unstored)
-    # An attempt that failed within such a graph has kept nothing of the answer: the next one gives it again.
-    if len(answers) == 1 and of_unstored and (held.run.is_fresh or asking.keys() == of_unstored):
+    # A graph with checkpoints that is elsewhere may have gone on with the answer, or was begun anew.
+    has_moved = any(
+        task in level.states and (level.states[task].next or not held.run.is_fresh)
+        for task in kept_by_none
+        for level in levels
+    )
+    # An attempt that failed within a graph without checkpoints has kept nothing of the answer: the next one
+    # gives it again.
+    is_needed = not has_moved and (held.run.is_fresh or asking.keys() == of_unstored)
+    if len(answers) == 1 and of_unstored and is_needed:
         (only_answer,) = answers.values()
         if only_answer is not None:
             return StillToGive(replace(command, resume=only_answer), kept_by_none)
@@ -193,11 +201,13 @@ class _Level:
     """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
     next. ``tasks`` are the tasks by the ids of the interrupts that they and the graphs in them have left,
     ``names`` their nodes. ``kept`` are the calls of functional tasks whose answers are stored: only their
-    caller is among the tasks of a state. ``ended`` are the tasks that have a result."""
+    caller is among the tasks of a state. ``ended`` are the tasks that have a result, ``states`` what
+    the graphs with checkpoints in them have stored."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         self.tasks = {asked.id: task.id for task in state.tasks for asked in task.interrupts}
         self.names = {task.id: task.name for task in state.tasks}
+        self.states = {task.id: task.state for task in state.tasks if isinstance(task.state, StateSnapshot)}
         calls = [write for write in writes if write[0] not in {*self.names, NULL_TASK}]
         self.ended = {task_id for task_id, channel, _ in writes if channel not in WRITES_IDX_MAP}
         self.kept = {call for call, channel, _ in calls if channel == RESUME}
@@ -236,8 +246,8 @@ def _find_asking_tasks(levels: Sequence[_Level]) -> dict[str, str]:
 async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
     """Yield a state, and the states of the subgraphs that its tasks run."""
     stored = await saver.aget_tuple(state.config)
-    yield _Level(state, () if stored is None else stored.pending_writes or ())
-    for task in state.tasks:
-        if isinstance(task.state, StateSnapshot):
-            async for level in _walk_levels(saver, task.state):
-                yield level
+    found = _Level(state, () if stored is None else stored.pending_writes or ())
+    yield found
+    for below in found.states.values():
+        async for level in _walk_levels(saver, below):
+            yield level

@@ -8,6 +8,7 @@ so is one that needs a thread and names none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ NAMES = ("thread_id", "context_id")
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _ID_MAX = 255
+OF_AGENT = re.compile(r"a2a:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}):(.+)", re.DOTALL)
+"""Form of the threads that agents have in contexts beside the context's own (``a2a.contexts``): the ids of the
+agent and the context."""
 
 
 def thread_id_of(value: str) -> str:
@@ -30,6 +34,17 @@ def thread_id_of(value: str) -> str:
     if is_lane(value):
         raise Refusal(422, "thread ids that begin with 'perdure.memory:' are the server's own; take another")
     return value
+
+
+def refuse_to_create_of_agent(thread_id: str) -> None:
+    """Raise ``Refusal`` for the thread of an agent in a context, which only a message to the agent begins:
+    who creates it before would get the messages of the context's user."""
+    if OF_AGENT.fullmatch(thread_id) is not None:
+        raise Refusal(
+            422,
+            "thread ids that begin with 'a2a:' and the id of an assistant are those of agents in A2A contexts; "
+            "take another",
+        )
 
 
 def read_from_query(request: Request) -> list[str]:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
+from langgraph_sdk.errors import UnprocessableEntityError
 
 from perdure.server.a2a.contexts import context_of, own_thread_of
 from perdure.server.config import Http
@@ -89,6 +90,24 @@ async def test_each_agent_has_its_own_state_and_tasks_in_a_context(
         # The context's name is the thread of the agent that came first, as ever.
         values = await state_values(await served.client(), "ctx")
         assert values["messages"][-1]["content"] == "travel heard one travel, two travel"
+
+
+@run
+async def test_a_thread_that_a_client_creates_takes_no_messages_of_an_agent_in_a_context() -> None:
+    async with both() as (served, travel, weather):
+        client = await served.client()
+        ids = {each["graph_id"]: each["assistant_id"] for each in await client.assistants.search()}
+        await travel.task("one", context="ctx")
+        for name, assistant_id in ids.items():
+            own = own_thread_of(assistant_id, "ctx")
+            with pytest.raises(UnprocessableEntityError, match="those of agents in A2A contexts"):
+                await client.threads.create(thread_id=own)
+            with pytest.raises(UnprocessableEntityError, match="those of agents in A2A contexts"):
+                await client.runs.create(own, name, input={"messages": ["two"]}, if_not_exists="create")
+            # One that was created before is not the agent's either, if the agent has run in the context.
+            assert await served.host.runtime.threads.create(own, {}) is not None
+        assert text_of(await travel.task("two", context="ctx")) == "travel heard one, two"
+        assert (await state_values(client, "ctx"))["messages"][-1]["content"] == "travel heard one, two"
 
 
 @run

@@ -7,15 +7,12 @@ agent and the context.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.server.resources import Caller
 from perdure.server.thread_graphs import OtherAgent, has_run, was_run_by_other_agent
-from perdure.server.thread_ids import thread_id_of
-
-_OWN = re.compile(r"a2a:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}):(.+)", re.DOTALL)
+from perdure.server.thread_ids import OF_AGENT, thread_id_of
 
 R = TypeVar("R")
 
@@ -28,7 +25,7 @@ def own_thread_of(assistant_id: str, context_id: str) -> str:
 
 def context_of(thread_id: str) -> str:
     """Return the context of a thread."""
-    found = _OWN.fullmatch(thread_id)
+    found = OF_AGENT.fullmatch(thread_id)
     if found is None:
         return thread_id
     return found[2]
@@ -36,13 +33,13 @@ def context_of(thread_id: str) -> str:
 
 async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     """Return the thread that an agent has in a context, or would begin."""
-    if await _has_own(caller, assistant_id, context_id):
-        return own_thread_of(assistant_id, context_id)
+    own = own_thread_of(assistant_id, context_id)
+    if OF_AGENT.fullmatch(context_id) is not None:
+        return own
     row = await caller.threads.find(context_id)
-    is_of_other_agent = row is not None and has_run(row) and was_run_by_other_agent(row, assistant_id)
-    if is_of_other_agent:
-        return own_thread_of(assistant_id, context_id)
-    return context_id
+    if row is not None and has_run(row):
+        return own if was_run_by_other_agent(row, assistant_id) else context_id
+    return context_id if await caller.threads.find(own) is None else own
 
 
 async def submit_in(
@@ -58,17 +55,8 @@ async def submit_in(
         submit: submits a run on a thread; raises ``OtherAgent`` if it is another agent's and the user may
             run on it, and another error if the user may not.
     """
-    own = own_thread_of(assistant_id, context_id)
-    if not await _has_own(caller, assistant_id, context_id):
-        try:
-            return await submit(thread_id_of(context_id))
-        except OtherAgent:
-            pass
-    return await submit(thread_id_of(own))
-
-
-async def _has_own(caller: Caller, assistant_id: str, context_id: str) -> bool:
-    """Return True if an agent's thread in a context is one of its own, not the context's."""
-    if _OWN.fullmatch(context_id) is not None:
-        return True
-    return await caller.threads.find(own_thread_of(assistant_id, context_id)) is not None
+    try:
+        return await submit(thread_id_of(await thread_of(caller, assistant_id, context_id)))
+    except OtherAgent:
+        # Another agent's first message in this context came meanwhile.
+        return await submit(thread_id_of(own_thread_of(assistant_id, context_id)))

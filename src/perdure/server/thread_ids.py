@@ -22,8 +22,8 @@ NAMES = ("thread_id", "context_id")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _ID_MAX = 255
 OF_AGENT = re.compile(r"a2a:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}):(.+)", re.DOTALL)
-"""Form of the threads that agents have in contexts beside the context's own (``a2a.contexts``): the ids of the
-agent and the context."""
+"""Form of the threads that agents have in contexts beside the context's own (``a2a.contexts``): the ids of
+the agent and the context."""
 
 
 def thread_id_of(value: str) -> str:
@@ -42,8 +42,8 @@ def refuse_to_create_of_agent(thread_id: str) -> None:
     if OF_AGENT.fullmatch(thread_id) is not None:
         raise Refusal(
             422,
-            "thread ids that begin with 'a2a:' and the id of an assistant are those of agents in A2A contexts; "
-            "take another",
+            "thread ids that begin with 'a2a:' and the id of an assistant are those of agents in A2A "
+            "contexts; take another",
         )
 
 

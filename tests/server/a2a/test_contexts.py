@@ -94,7 +94,7 @@ async def test_each_agent_has_its_own_state_and_tasks_in_a_context(
 
 @run
 async def test_a_thread_that_a_client_creates_takes_no_messages_of_an_agent_in_a_context() -> None:
-    async with both() as (served, travel, weather):
+    async with both() as (served, travel, _):
         client = await served.client()
         ids = {each["graph_id"]: each["assistant_id"] for each in await client.assistants.search()}
         await travel.task("one", context="ctx")

@@ -39,6 +39,20 @@ class Creator(Revocable):
         return None
 
 
+class Losing(Revocable):
+    """A gate whose user loses a thread just after the request that may read it."""
+
+    loses = False
+
+    async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
+        if action != "read" or not self.loses:
+            return None
+        if self.conditions is None:
+            self.conditions = {"owner": "nobody"}
+            return None
+        return self.conditions
+
+
 class Expiring(Revocable):
     """A gate whose token expires, and is accepted for a moment longer."""
 
@@ -160,6 +174,19 @@ async def _moves(url: str) -> None:
 
 def test_a_stream_ends_when_its_thread_gets_another_owner(url: str) -> None:
     _moves(url)
+
+
+@pytest.mark.parametrize("named", ["join", "join/stream"])
+@run
+async def test_a_stream_ends_whose_thread_is_lost_while_it_opens(named: str, url: str) -> None:
+    gate = Losing()
+    async with place(url, gate=gate, limits=SOON) as here, here.client() as client, here.http() as http:
+        thread_id = (await client.threads.create())["thread_id"]
+        gate.loses = True
+        opened = await open_run(http, thread_id, named)
+        await _cut_off(gate, opened)
+        gate.loses = False
+        await _end(here, thread_id)
 
 
 @run

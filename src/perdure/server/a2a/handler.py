@@ -407,6 +407,8 @@ class DurableTasks(RequestHandler):
         try:
             thread_id, run_id = split_task_id(task_id)
             await self._caller.authorize_thread(thread_id_of(thread_id), to, **value)
+            if to == "read":
+                self._rights.note_readable(thread_id)
         except ValueError as error:
             raise TaskNotFoundError(f"there is no task {task_id!r}: {error}") from error
         except (NotFound, Refusal) as error:

@@ -204,7 +204,8 @@ async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None,
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     work = _await_outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
-    return _respond_late(caller, request, accepted, work, cancels=new.on_disconnect == "cancel")
+    rights = RunRights(request, caller, accepted.thread_id)
+    return _respond_late(caller, rights, accepted, work, cancels=new.on_disconnect == "cancel")
 
 
 # Reading and cancelling runs
@@ -264,7 +265,8 @@ async def join(
     await _find_standing(caller, thread_id, run_id)
     work = _await_outcome(caller, thread_id, run_id)
     joined = AcceptedRun(thread_id, run_id, None, False)
-    return _respond_late(caller, request, joined, work, cancels=cancel_on_disconnect)
+    rights = RunRights(request, caller, thread_id, could_read=True)
+    return _respond_late(caller, rights, joined, work, cancels=cancel_on_disconnect)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -310,7 +312,7 @@ async def join_stream(
             AcceptedRun(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
         ),
         has_end=wants_end(request),
-        rights=RunRights(request, caller, thread_id),
+        rights=RunRights(request, caller, thread_id, could_read=True),
     )
 
 
@@ -331,7 +333,8 @@ async def cancel(
     if not wait:
         return Response(status_code=202)
     work = _await_outcome(caller, thread_id, run_id)
-    return _respond_late(caller, request, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
+    stopped = AcceptedRun(thread_id, run_id, None, False)
+    return _respond_late(caller, RunRights(request, caller, thread_id), stopped, work, cancels=False)
 
 
 @router.post("/runs/cancel", status_code=204)
@@ -528,14 +531,12 @@ async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: 
 
 def _respond_late(
     caller: Caller,
-    request: Request,
+    rights: RunRights,
     accepted: AcceptedRun,
     work: Coroutine[Any, Any, bytes],
     *,
     cancels: bool,
 ) -> Response:
-    rights = RunRights(request, caller, accepted.thread_id)
-
     def note_disconnect() -> None:
         if caller.host.closing.is_set():
             return

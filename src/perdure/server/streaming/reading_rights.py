@@ -135,17 +135,29 @@ class RunRights(ReadingRights):
     A run whose client loses the right continues, even if it would be cancelled at a disconnection.
     """
 
-    def __init__(self, connection: HTTPConnection, caller: Caller, thread_id: str | None = None) -> None:
+    def __init__(
+        self,
+        connection: HTTPConnection,
+        caller: Caller,
+        thread_id: str | None = None,
+        *,
+        could_read: bool | None = None,
+    ) -> None:
         """Create the right.
 
         Args:
             connection: the request, as it was opened.
             caller: the user who was authenticated then.
             thread_id: the thread; None if it is not known yet, see ``watch``.
+            could_read: True if the request itself was permitted to read the thread; None if that is to be
+                found out.
         """
         super().__init__(connection, caller, self._may_still_read)
-        self._thread_id = thread_id
-        self._could_read: bool | None = None
+        self._thread_id, self._could_read = thread_id, could_read
+
+    def note_readable(self, thread_id: str) -> None:
+        """Note that the request was permitted to read a thread, and check that right from now on."""
+        self._thread_id, self._could_read = thread_id, True
 
     async def watch(self, thread_id: str) -> None:
         """Check the right to a thread from now on."""

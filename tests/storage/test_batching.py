@@ -92,6 +92,34 @@ def test_a_lone_caller_is_always_served_by_the_worker_that_served_last() -> None
     assert len(set(seen)) == 1
 
 
+@pytest.mark.parametrize("is_woken", [True, False])
+def test_a_caller_that_a_signal_interrupts_loses_no_worker(
+    monkeypatch: pytest.MonkeyPatch, is_woken: bool
+) -> None:
+    def execute(jobs: Sequence[PendingRequest]) -> None:
+        for job in jobs:
+            job.answer = Committed()
+
+    batcher, notify = Batcher(execute, name="interrupted"), threading.Condition.notify
+
+    def interrupt(self: threading.Condition, n: int = 1) -> None:
+        monkeypatch.undo()
+        if is_woken:
+            notify(self, n)
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        while len(batcher._idle) < 1:
+            threading.Event().wait(0.001)
+        monkeypatch.setattr(threading.Condition, "notify", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batcher._submit(PendingRequest(commit("a"), future=Future()))
+        later: Future[Any] = Future()
+        batcher._submit(PendingRequest(commit("a"), future=later))
+        assert later.result(PATIENCE) == Committed()
+    batcher.close()
+
+
 def test_an_error_is_everybody_s_who_shared_the_trip_and_nobody_else_s() -> None:
     gate = Gate()
     gate.go.release(10)

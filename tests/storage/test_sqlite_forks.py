@@ -139,3 +139,18 @@ def test_a_fork_waits_for_calls_that_are_under_way_and_not_for_ever(
         other.execute("COMMIT")
         writer.join()
         assert db.store().get(("parent",), "key") is not None
+
+
+def test_a_call_that_a_signal_interrupts_keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = threading.Condition.__enter__
+
+    def interrupt(self: threading.Condition) -> bool:
+        enter(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupt)
+    for _ in range(3):
+        forks.CALLS.enter()
+        forks.CALLS.leave()
+    assert forks.CALLS._lock.acquire(timeout=1)
+    forks.CALLS._lock.release()

@@ -218,7 +218,9 @@ class Batcher:
     def _wake_one(self) -> None:
         """Wake the worker that worked most recently: its connection is open; others may never need one."""
         if self._idle:
-            self._idle.pop().notify()
+            # In this order: an exception of a signal handler that comes in between loses no worker.
+            self._idle[-1].notify()
+            self._idle.pop()
 
     def _wake_all(self) -> None:
         while self._idle:
@@ -304,13 +306,13 @@ class Batcher:
         self._idle.append(condition)
         if deadline >= self._next_deadline:
             condition.wait()
-            return
-        self._next_deadline = deadline
-        condition.wait(max(0.0, deadline - time.monotonic()))
+        else:
+            self._next_deadline = deadline
+            condition.wait(max(0.0, deadline - time.monotonic()))
+            if self._next_deadline == deadline:
+                self._next_deadline = _NEVER
         if condition in self._idle:
             self._idle.remove(condition)
-        if self._next_deadline == deadline:
-            self._next_deadline = _NEVER
 
 
 def _find_written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:

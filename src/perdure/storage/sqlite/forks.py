@@ -22,7 +22,9 @@ class Calls:
     """The calls to SQLite that are under way in this process, and its connections."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        # Entered in place of the condition, whose methods an exception of a signal handler may interrupt.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._under_way = 0
         self._forks = 0
         self._is_quiet = False
@@ -34,20 +36,20 @@ class Calls:
     def add_connection(self, connection: apsw.Connection) -> apsw.Connection:
         """Note a connection, which a forked child will close, and return it. Called between ``enter`` and
         ``leave``."""
-        with self._changed:
+        with self._lock:
             self._connections.add(connection)
         return connection
 
     def enter(self) -> None:
         """Begin a call, after every fork that waits or is under way. Calls are not nested."""
-        with self._changed:
+        with self._lock:
             while self._forks:
                 self._changed.wait()
             self._under_way += 1
 
     def leave(self) -> None:
         """End a call."""
-        with self._changed:
+        with self._lock:
             self._under_way -= 1
             if self._forks:
                 self._changed.notify_all()
@@ -64,7 +66,8 @@ class Calls:
 
     def _close_inherited(self) -> None:
         inherited = list(self._connections) if self._is_quiet else []
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._under_way = self._forks = 0
         self._connections = WeakSet()
         for connection in inherited:

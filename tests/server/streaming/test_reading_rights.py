@@ -159,21 +159,24 @@ def test_a_stream_of_a_run_does_not_outlive_its_token(named: str, url: str) -> N
 
 
 @run
-async def _moves(url: str) -> None:
+async def _moves(url: str, named: str) -> None:
     gate = Revocable()
     gate.conditions = {"owner": "ada"}
     async with place(url, gate=gate, limits=SOON) as here, here.client() as client, here.http() as http:
         thread_id = (await client.threads.create(metadata={"owner": "ada"}))["thread_id"]
-        opened = await open_run(http, thread_id, "join")
+        is_of_run = named == "join"
+        opened = await (open_run if is_of_run else open_stream)(http, thread_id, named)
         await here.host.runtime.for_tenant("").threads.change(thread_id, {"owner": "bob"})
         await _cut_off(gate, opened)
         # The thread is not there for its former owner.
         assert (await http.get(f"/threads/{thread_id}")).status_code == 404
-        await _end(here, thread_id)
+        if is_of_run:
+            await _end(here, thread_id)
 
 
-def test_a_stream_ends_when_its_thread_gets_another_owner(url: str) -> None:
-    _moves(url)
+@pytest.mark.parametrize("named", ["join", *THREAD_STREAMS])
+def test_a_stream_ends_when_its_thread_gets_another_owner(named: str, url: str) -> None:
+    _moves(url, named)
 
 
 @pytest.mark.parametrize("named", ["join", "join/stream"])

@@ -45,12 +45,23 @@ async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Call
 
 
 def reads_as_before(thread_id: str, conditions: Filter | None) -> Callable[[Caller], Awaitable[bool]]:
-    """Return the check that a user may read a thread under the same filter as before."""
+    """Return the check that a user may read a thread under the same filter as before, and that the thread is
+    still among those that the filter lets the user see."""
 
     async def reads(caller: Caller) -> bool:
-        return await caller.may("threads", "read", {"thread_id": thread_id}) == conditions
+        found = await caller.may("threads", "read", {"thread_id": thread_id})
+        return found == conditions and await _sees(caller, thread_id, conditions)
 
     return reads
+
+
+async def _sees(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:
+    """Return True if a filter lets the user see a thread, or if there is none: it may be created yet, or was
+    removed, which ends the streams of its runs."""
+    if conditions is None:
+        return True
+    row = await caller.threads.find(thread_id)
+    return row is None or caller.sees(conditions, row.metadata)
 
 
 class ReadingRights:
@@ -181,15 +192,11 @@ class RunRights(ReadingRights):
         return await self._may_read_thread(caller, self._thread_id)
 
     async def _may_read_thread(self, caller: Caller, thread_id: str) -> bool:
-        """Return True if the user may read a thread, or if it was removed, which ends the run's stream."""
         try:
             conditions = await caller.may("threads", "read", {"thread_id": thread_id})
         except Refusal:
             return False
-        if conditions is None:
-            return True
-        row = await caller.threads.find(thread_id)
-        return row is None or caller.sees(conditions, row.metadata)
+        return await _sees(caller, thread_id, conditions)
 
 
 class _Guarded(Response):

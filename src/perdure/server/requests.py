@@ -26,6 +26,7 @@ from perdure.model.filters import has_more_than
 from perdure.model.runs.messages import replace_surrogates
 from perdure.model.runs.payloads import check_command, holds_anything
 from perdure.model.values.json_values import is_deeper
+from perdure.server.thread_ids import refuse_lane
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[
@@ -162,7 +163,7 @@ def read_run_id(value: str) -> str:
 RunId = Annotated[str, AfterValidator(read_run_id)]
 """The id of a run, a UUID in any of its forms."""
 
-Ids = Annotated[list[str], Field(max_length=ITEMS_MAX)]
+ThreadIds = Annotated[list[Annotated[str, AfterValidator(refuse_lane)]], Field(max_length=ITEMS_MAX)]
 RunIds = Annotated[list[RunId], Field(max_length=ITEMS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
 Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_to_mapping)]
@@ -357,7 +358,7 @@ class ThreadSearch(Body):
 
     metadata: Contents = Field(default_factory=dict)
     values: Contents = Field(default_factory=dict)
-    ids: Ids | None = None
+    ids: ThreadIds | None = None
     status: Literal["idle", "busy", "interrupted", "error"] | None = None
     limit: Page = 10
     offset: Offset = 0

@@ -31,9 +31,14 @@ def thread_id_of(value: str) -> str:
     except the names of the runtime's own threads."""
     if not 0 < len(value) <= _ID_MAX or not value.isprintable():
         raise Refusal(422, f"a thread id has 1 to {_ID_MAX} characters, all of them visible or plain spaces")
-    if is_lane(value):
+    return refuse_lane(value)
+
+
+def refuse_lane(thread_id: str) -> str:
+    """Return a thread's id. Raise ``Refusal`` for one of the runtime's own threads, which no client names."""
+    if is_lane(thread_id):
         raise Refusal(422, "thread ids that begin with 'perdure.memory:' are the server's own; take another")
-    return value
+    return thread_id
 
 
 def refuse_to_create_of_agent(thread_id: str) -> None:

@@ -47,7 +47,7 @@ _log = logging.getLogger("perdure.server")
 
 
 class _Prune(Body):
-    thread_ids: requests.Ids
+    thread_ids: requests.ThreadIds
     strategy: Literal["delete", "keep_latest"] | None = None
 
 

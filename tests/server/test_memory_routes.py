@@ -201,6 +201,14 @@ def test_a_server_without_a_memory_answers_not_found() -> None:
             {"assistant_id": "agent", "if_not_exists": "create"},
         ),
         ("POST", f"/threads/{lane_of('ada')}/copy", None),
+        ("POST", "/threads/search", {"ids": [lane_of("ada")]}),
+        ("POST", "/threads/count", {"ids": ["ada", lane_of("ada")]}),
+        ("POST", "/threads/prune", {"thread_ids": [lane_of("ada")]}),
+        ("POST", "/runs/cancel", {"thread_id": lane_of("ada"), "run_ids": ["x"]}),
+        ("POST", "/runs", {"assistant_id": "agent", "thread_id": lane_of("ada")}),
+        ("POST", "/runs/batch", [{"assistant_id": "agent", "thread_id": lane_of("ada")}]),
+        ("POST", f"/threads/{lane_of('ada')}/runs/crons", {"assistant_id": "agent", "schedule": "@daily"}),
+        ("POST", "/runs/crons", {"assistant_id": "agent", "schedule": "@daily", "thread_id": lane_of("ada")}),
     ],
 )
 def test_a_lane_cannot_be_addressed(method: str, path: str, body: Any) -> None:

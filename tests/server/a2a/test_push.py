@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 
 import perdure
 from perdure.config.webhook_secrets import key_of
-from perdure.model.runs.messages import SENT
+from perdure.model.runs.messages import DEAD, SENT
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import OpenGate
@@ -155,6 +155,43 @@ async def test_a_receiver_that_fails_or_does_not_answer_keeps_no_other_waiting()
         await failing.told(2)
         assert failing.keys[0] == failing.keys[1]
         assert len(good.calls) == 1, "who has a notice does not get it again"
+
+
+@run
+async def test_a_receiver_that_refused_a_notice_is_called_again_by_a_person_alone() -> None:
+    gate = Gate()
+    async with (
+        receiving() as good,
+        receiving(500, 500, 200) as failing,
+        receiving(410, 200) as refusing,
+        kept_by(gate) as (url, runtime),
+        talking(url, "rest") as talk,
+    ):
+        at_once = types.SendMessageConfiguration(return_immediately=True)
+        (begun,) = await talk.events(said("one", configuration=at_once))
+        for receiver in (good, failing, refusing):
+            config = types.TaskPushNotificationConfig(task_id=begun["task"]["id"], url=receiver.url)
+            await talk.client.create_task_push_notification_config(config)
+        gate.opened.set()
+        tenant, thread_id = runtime.for_tenant(""), begun["task"]["contextId"]
+
+        async def states() -> list[str]:
+            return [reply.state for reply in await tenant.replies(thread_id)]
+
+        async def is_dead() -> bool:
+            return DEAD in await states()
+
+        await eventually_stored(is_dead)
+        assert [len(each.calls) for each in (good, failing, refusing)] == [1, 3, 1]
+        await tenant.retry_reply(thread_id, (await tenant.replies(thread_id))[-1].seq)
+        await refusing.told(2)
+
+        async def is_sent() -> bool:
+            return SENT in await states()
+
+        await eventually_stored(is_sent)
+        assert [len(each.calls) for each in (good, failing, refusing)] == [1, 3, 2]
+        assert refusing.keys[0] == refusing.keys[1]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from a2a.compat.v0_3.conversions import to_compat_task
 from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
+from perdure.model.runs.messages import Reply
 from perdure.runtime.documents import ThreadDocuments
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.tenant import TenantRuntime
@@ -40,6 +41,15 @@ _NO_CONFIGS: Mapping[str, Any] = {"set": [], "deleted": [], "sent": {}}
 PushConfig = dict[str, Any]
 """A configuration in the JSON form of the protocol: ``id``, ``url``, and optionally ``token`` and
 ``authentication``."""
+
+
+class Unsent(NamedTuple):
+    """What has still to be sent of a notice. ``receivers`` is the number of all receivers of the task; with
+    ``was_refused`` one of them has refused the notice for good."""
+
+    notices: Sequence[TaskNotice] = ()
+    receivers: int = 0
+    was_refused: bool = False
 
 
 class TaskNotice(NamedTuple):
@@ -112,63 +122,71 @@ async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> N
     await _change_document(runtime, task, change)
 
 
-async def find_notices(
-    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, *, is_closed: bool = False
-) -> Sequence[TaskNotice]:
-    """Return the notices that have still to be sent about a task that has ended or asks a question; none if
-    its run was removed.
+async def find_unsent(runtime: TenantRuntime, thread_id: str, reply: Reply, *, is_closed: bool) -> Unsent:
+    """Return what has still to be sent about a task that has ended or asks a question; nothing if its run was
+    removed.
 
     Args:
         runtime: the runtime of the task's tenant.
         thread_id: the thread.
-        run_id: the run that has ended.
-        notice_id: the id of the notice, under which the receivers that have it already are stored.
+        reply: the notice. Receivers that have it, or that have refused this reply for good, are left out.
         is_closed: the notice says that another message has closed the question of the run, not that the run
             has ended.
     """
+    run_id = reply.payload["run_id"]
     task = await _task_of(runtime, thread_id, run_id)
     if task is None or (is_closed and not task.is_superseded):
         # The question is not closed if the task was cancelled meanwhile, or if the question is open again
         # because the message that closed it was rolled back.
-        return ()
+        return Unsent()
     if not (receivers := await read_configs(runtime, task)):
-        return ()
+        return Unsent()
     stored = await _open_documents(runtime, task).get(task.id)
-    if stored is None:
-        informed = ()
-    else:
-        informed = stored.body.get("sent", {}).get(notice_id, ())
+    body = _NO_CONFIGS if stored is None else stored.body
+    informed = body.get("sent", {}).get(reply.id, ())
+    # A person who has the notice sent again makes another reply of it, which may be refused anew.
+    refused = [
+        receiver
+        for receiver, number in body.get("refused", {}).get(reply.id, {}).items()
+        if number == reply.seq
+    ]
     shown = await describe_task(runtime, task)
     is_early = protocol_of(task.standings[0]).get("version") == "0.3"
     if is_early:
-        body = _encode_early(shown)
+        content = _encode_early(shown)
     else:
-        body = to_json({"task": shown})
-    return [
-        TaskNotice(receiver["id"], receiver["url"], _make_headers(receiver), body.encode())
+        content = to_json({"task": shown})
+    notices = [
+        TaskNotice(receiver["id"], receiver["url"], _make_headers(receiver), content.encode())
         for receiver in receivers
-        if receiver["id"] not in informed
+        if receiver["id"] not in informed and receiver["id"] not in refused
     ]
+    return Unsent(notices, len(receivers), bool(refused))
 
 
-async def note_sent(
-    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, receiver: str
+async def note_outcome(
+    runtime: TenantRuntime, thread_id: str, reply: Reply, receiver: str, *, is_refused: bool
 ) -> None:
-    """Store that a receiver has a notice, so that it does not get it again when another one fails.
+    """Store that a receiver has a notice or has refused it for good, so that it is not called again when
+    another one fails.
 
     Args:
         runtime: the runtime of the task's tenant.
         thread_id: the thread.
-        run_id: the run that has ended.
-        notice_id: the id of the notice.
+        reply: the notice.
         receiver: the id of the receiver's configuration.
+        is_refused: True if the receiver has refused it.
     """
 
     def change(body: Mapping[str, Any]) -> dict[str, Any]:
+        if is_refused:
+            refused = body.get("refused", {})
+            numbers = {**refused.get(reply.id, {}), receiver: reply.seq}
+            return {**body, "refused": {**refused, reply.id: numbers}}
         sent = body.get("sent", {})
-        return {**body, "sent": {**sent, notice_id: sorted({*sent.get(notice_id, ()), receiver})}}
+        return {**body, "sent": {**sent, reply.id: sorted({*sent.get(reply.id, ()), receiver})}}
 
-    task = await _task_of(runtime, thread_id, run_id)
+    task = await _task_of(runtime, thread_id, reply.payload["run_id"])
     if task is not None:
         await _change_document(runtime, task, change)
 

@@ -81,26 +81,35 @@ class Webhooks:
             raise NotSent("push notifications of tasks need an extra: pip install 'perdure[a2a]'") from error
         if self._runtime is None:
             raise NotSent("this process is still starting")
-        threads, run_id = self._runtime.for_tenant(partition.tenant), reply.payload["run_id"]
+        threads, thread_id = self._runtime.for_tenant(partition.tenant), partition.thread
         is_closed = reply.payload["state"] == CLOSED
-        notices = await push.find_notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
+        unsent = await push.find_unsent(threads, thread_id, reply, is_closed=is_closed)
 
         async def send_notice(notice: push.TaskNotice) -> None:
-            url, addresses = await self._find_addresses(notice.url)
-            await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
-            if len(notices) > 1:
-                await push.note_sent(threads, partition.thread, run_id, reply.id, notice.receiver)
+            refusal: Undeliverable | None = None
+            try:
+                url, addresses = await self._find_addresses(notice.url)
+                await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
+            except Undeliverable as error:
+                refusal = error
+            if unsent.receivers > 1:
+                is_refused = refusal is not None
+                await push.note_outcome(threads, thread_id, reply, notice.receiver, is_refused=is_refused)
+            if refusal is not None:
+                raise refusal
 
-        outcomes = await asyncio.gather(*map(send_notice, notices), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(send_notice, unsent.notices), return_exceptions=True)
         failed = [outcome for outcome in outcomes if outcome is not None]
-        # If one receiver may still succeed, the notice is tried again; those that have it do not get it
-        # again.
+        # If one receiver may still succeed, the notice is tried again; those that have it, or have refused it
+        # for good, are not called again.
         retryable = next((outcome for outcome in failed if not isinstance(outcome, Undeliverable)), None)
         if retryable is not None:
             raise retryable
-        await push.forget_ended(threads, partition.thread, run_id)
         if failed:
             raise failed[0]
+        if unsent.was_refused:
+            raise Undeliverable("another receiver of this task refused the notice for good")
+        await push.forget_ended(threads, thread_id, reply.payload["run_id"])
 
     async def _find_addresses(self, given: str) -> tuple[httpx.URL, list[str]]:
         """Return a URL that may be called, and the addresses of its host."""

@@ -7,6 +7,7 @@ perdure.server.runs.run_arguments.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import httpx
@@ -16,6 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph_sdk import Auth
 from langgraph_sdk.auth import types
+from langgraph_sdk.errors import UnprocessableEntityError
 
 from perdure.server.auth.handlers import Handlers
 from perdure.server.config import Http
@@ -281,3 +283,17 @@ async def test_the_inspector_needs_the_right_that_the_route_needs(url: str, acti
         assert [one["run_id"] for one in await client.runs.list(thread_id)] == [failed["run_id"]]
         done = await (await server.http("owner")).post(path, json=body)
         assert done.status_code == 200, done.text
+
+
+@run
+async def test_no_user_creates_the_thread_of_a_chat_before_its_first_message() -> None:
+    async with serving("memory://", of=OF, gate=except_for()) as served:
+        served.host.chats = (SimpleNamespace(name="telegram"),)  # type: ignore[assignment]
+        client = await served.client("reader")
+        for refused in ("telegram:4711::", "telegram:-1:7:x"):
+            with pytest.raises(UnprocessableEntityError, match="those of chats at 'telegram'"):
+                await client.threads.create(thread_id=refused)
+            with pytest.raises(UnprocessableEntityError, match="those of chats at 'telegram'"):
+                await client.runs.create(refused, "tells", input=SAYS, if_not_exists="create")
+        for free in ("telegram:4711", "slack:4711::"):
+            assert (await client.threads.create(thread_id=free))["thread_id"] == free

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from langgraph.pregel import Pregel
 from starlette.requests import HTTPConnection
 
+from perdure.channels.addresses import ChatAddress
 from perdure.channels.chat_channel import ChatChannel
 from perdure.database.base import handle_of
 from perdure.errors import NotFound
@@ -33,7 +34,7 @@ from perdure.runtime.worker.dispatch import copy_context_outside
 from perdure.server import thread_ids
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant_error
 from perdure.server.auth.filters import Filter, matches
-from perdure.server.auth.identity import Gate, Refusal, User
+from perdure.server.auth.identity import Gate, OpenGate, Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.json_bodies import JsonRequest
@@ -170,6 +171,18 @@ class Caller:
         return await self.find_visible_thread(
             thread_id, await self.may("threads", to, {"thread_id": thread_id, **value})
         )
+
+    def refuse_to_create(self, thread_id: str) -> None:
+        """Raise ``Refusal`` for a thread that the server names, and that begins with a message of its own
+        user: another one who created it before would get that user's messages. The threads of chats are free
+        where the server does not tell users apart, and to its own program."""
+        thread_ids.refuse_to_create_of_agent(thread_id)
+        if self.is_program or isinstance(self.host.gate, OpenGate):
+            return
+        with suppress(ValueError):
+            channel = ChatAddress.of(thread_id).channel
+            if channel in [chat.name for chat in self.host.chats]:
+                raise Refusal(422, f"thread ids of this form are those of chats at {channel!r}; take another")
 
     async def find_visible_thread(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
         """Return a thread that the user may see. ``NotFound`` if it does not exist or is not visible to the

@@ -65,7 +65,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     }
     conditions = await caller.may("threads", "create", value)
     thread_id, metadata = naming.thread_id_of(value["thread_id"]), value["metadata"]
-    naming.refuse_to_create_of_agent(thread_id)
+    caller.refuse_to_create(thread_id)
     if isinstance(value["ttl"], requests.Ttl):
         ttl = value["ttl"].model_dump()
     else:

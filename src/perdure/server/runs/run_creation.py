@@ -36,7 +36,6 @@ from perdure.server.runs.run_arguments import AUTHORIZED, as_authorized, check_r
 from perdure.server.runs.run_terms import RunTerms, idempotency_key, read_strategy
 from perdure.server.runs.webhooks import TASK
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own, require_own_agent
-from perdure.server.thread_ids import refuse_to_create_of_agent
 
 _NOT_KWARGS = {
     "assistant_id",
@@ -212,7 +211,7 @@ async def check(
         if new.if_not_exists != "create":
             raise NotFound(NONE_TO_RUN)
         if protocol is None:
-            refuse_to_create_of_agent(thread_id)
+            caller.refuse_to_create(thread_id)
     if row is not None and is_exclusive:
         require_own_agent(row, assistant.assistant_id)
     if row is not None:

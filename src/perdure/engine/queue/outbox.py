@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue.claims import Unserved
 from perdure.engine.queue.queued_records import read_queued
-from perdure.engine.queue.runs import Unserved
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, Fenced, NotFound
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range

@@ -106,6 +106,13 @@ class Lane(NamedTuple):
         ready = min(now + max(debounce.quiet, 0), latest)
         return self._replace(last=self.last + count, since=latest, ready_at=ready)
 
+    def begin(self, epoch: int) -> Lane:
+        """Return the outbox. A new one gets an epoch that a sender of an earlier thread of its name does not
+        have."""
+        if self.version:
+            return self
+        return self._replace(epoch=epoch)
+
     def append(self, now: int, count: int) -> Lane:
         """Return the outbox with ``count`` more replies. If the first pending one waits for its next
         attempt, the new ones wait behind it."""

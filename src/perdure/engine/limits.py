@@ -156,12 +156,8 @@ def _store(
         return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
     write, stored = documents.plan_create(*_STATE, body, now, fresh)
     # Spread the checks of keys that were made at the same time.
-    lane = _make_lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
+    lane = Lane(LIMITS).at_time(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
     return (yield from commit_for(at.partition, (write, lane), stored))
-
-
-def _make_lane(due_at: int) -> Lane:
-    return Lane(LIMITS, last=1, since=due_at, ready_at=due_at)
 
 
 def _plan_removal(document: Document) -> tuple[Op, ...]:
@@ -185,7 +181,7 @@ def forget(partition: Partition, now: int) -> Program[bool]:
         yield from try_commit(partition, _plan_removal(document))
         return False
     again = max(blank, now + _IDLE_US) + lane.version % _IDLE_US
-    yield from try_commit(partition, (lane._replace(since=again, ready_at=again).put(0),))
+    yield from try_commit(partition, (lane.at_time(again).put(0),))
     return False
 
 

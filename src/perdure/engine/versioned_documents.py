@@ -112,9 +112,7 @@ def choose(
         current, older = map(first_of, answers)
         return current and _read(current), older and _read_older(name, older)
 
-    def attempt(
-        view: tuple[Versioned | None, Versioned | None],
-    ) -> Program[tuple[Versioned | None] | None]:
+    def attempt(view: tuple[Versioned | None, Versioned | None]) -> Program[tuple[Versioned | None] | None]:
         now_current, older = view
         if now_current is None or older is None or number > now_current.last:
             return (None,)

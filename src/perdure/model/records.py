@@ -109,10 +109,7 @@ def _declare_chunk_kind(name: str, key: str) -> Kind:
 
 
 HEAD = Kind(
-    "head",
-    key=_declare("namespace text"),
-    fields=_declare("checkpoint_id text, seq integer"),
-    versioned=True,
+    "head", key=_declare("namespace text"), fields=_declare("checkpoint_id text, seq integer"), versioned=True
 )
 """Pointer to the latest checkpoint of a namespace, moved by compare-and-set. It alone decides which one is
 the latest, never the largest id."""
@@ -156,10 +153,7 @@ WRITE = Kind(
 """Pending writes of a task on a checkpoint. The checkpoint need not be stored yet."""
 
 TAG = Kind(
-    "tag",
-    key=_declare("name text"),
-    fields=_declare("namespace text, checkpoint_id text"),
-    versioned=True,
+    "tag", key=_declare("name text"), fields=_declare("namespace text, checkpoint_id text"), versioned=True
 )
 """Named anchor: the checkpoint that it points at is never pruned."""
 
@@ -236,11 +230,7 @@ OUTBOX = Kind(
 )
 """Reply to be delivered to a channel."""
 
-EFFECT = Kind(
-    "effect",
-    key=_declare("run_id text, task_id text, idx integer"),
-    body=True,
-)
+EFFECT = Kind("effect", key=_declare("run_id text, task_id text, idx integer"), body=True)
 """Result of a side effect within a task, so that the effect is not repeated. A second
 record, under the same key with an empty ``run_id``, has the id of the run that recorded the result."""
 

@@ -298,7 +298,7 @@ def _store(
 def _queue_op(lane: Lane, first: int | None, fresh: int) -> Op:
     """Return the operation on the queue record when the earliest cron is due at ``first``."""
     if first is not None:
-        return lane._replace(last=1, bound=0, since=first, ready_at=first).put(fresh)
+        return lane.at_time(first).put(fresh)
     if lane.version:
         return Delete(LANE, (CRONS,), lane.version)
     return Check(LANE, (CRONS,), Expect.ABSENT)

@@ -28,7 +28,7 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     Run,
-    select_batch,
+    divide_among_runs,
 )
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, LATER, ROLLBACK, Debounce, Lane, Stop
 
@@ -386,12 +386,9 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
         return run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
-    waiting = list(read_each(partition, Message.read, found))
-    while waiting:
-        taken = select_batch(waiting, most)
+    for taken in divide_among_runs(list(read_each(partition, Message.read, found)), most):
         if any(each.id == message_id for each in taken):
             return taken[0].id
-        waiting = waiting[len(taken) :]
     return None
 
 
@@ -494,12 +491,10 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
 
 def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence[Message]:
     """Return the messages that wait to be one run with a message."""
-    waiting = list(pending)
-    while message.mode == COALESCE and waiting:
-        taken = select_batch(waiting, most)
-        if taken[-1].seq >= message.seq:
-            return taken
-        waiting = waiting[len(taken) :]
+    if message.mode == COALESCE:
+        for taken in divide_among_runs(pending, most):
+            if taken[-1].seq >= message.seq:
+                return taken
     return [message]
 
 
@@ -534,12 +529,12 @@ def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Prog
     id of that earlier message."""
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), limit=last - lane.bound),)))
     pending = list(read_each(partition, Message.read, found))
-    joined: dict[int, str] = {}
-    while pending:
-        first, *others = select_batch(pending, most)
-        joined |= {message.seq: first.id for message in others if message.mode == COALESCE}
-        pending = pending[1 + len(others) :]
-    return joined
+    return {
+        message.seq: first.id
+        for first, *others in divide_among_runs(pending, most)
+        for message in others
+        if message.mode == COALESCE
+    }
 
 
 class GivenUp(NamedTuple):

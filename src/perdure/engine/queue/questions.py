@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Protocol
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue.latest_checkpoint import read_latest_checkpoint
 from perdure.engine.requests import read_lane, read_record, try_commit
+from perdure.engine.threads.thread_records import raise_generation
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Corrupt, NotWaiting
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
-from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
 from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
@@ -256,8 +256,7 @@ def address_answer(
     if question is None:
         raise NotWaiting(
             f"thread {thread!r} waits for no answer: nothing interrupted it, it was answered already, or a "
-            "later "
-            "message goes on without one; nothing of this answer was stored. Look at the thread's state"
+            "later message goes on without one; nothing of this answer was stored. Look at the thread's state"
         )
     if question.is_elsewhere:
         raise NotWaiting(describe_elsewhere(thread, "this answer"))
@@ -279,8 +278,8 @@ def address_answer(
     if run is None and not message.graph:
         raise NotWaiting(
             f"thread {thread!r} waits for the answer to {asked}, but no run asked it that is stored here; "
-            "nothing of "
-            "this answer was stored. Name the graph that asked (graph=, or --graph on the command line)"
+            "nothing of this answer was stored. Name the graph that asked (graph=, or --graph on the command "
+            "line)"
         )
     options = dict(message.options)
     if run is not None:
@@ -374,10 +373,8 @@ def describe_abandoning(thread: str, interrupts: Sequence[str]) -> str:
     asked = " and ".join(map(repr, interrupts))
     return (
         f"thread {thread!r} waits for the answer to {asked}, and a command that goes to another node would "
-        "leave "
-        "it; nothing of the command was stored. Answer first, with the goto beside the answer if it "
-        "belongs to it, "
-        "or end the step with goto='__end__'"
+        "leave it; nothing of the command was stored. Answer first, with the goto beside the answer if it "
+        "belongs to it, or end the step with goto='__end__'"
     )
 
 
@@ -510,7 +507,7 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
             return False
         # Chunks that the writes referred to may be unreachable now; a concurrent collection must see the
         # change.
-        raised = Put(GC, (), expect=view.generation, version=successor(view.generation, run.id))
+        raised = raise_generation(view.generation, run.id)
         if (yield from try_commit(partition, (fence, raised, *ops))):
             return True
 

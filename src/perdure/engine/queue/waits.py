@@ -148,7 +148,7 @@ def set_timer(timer: Lane, waits: Waits, now: int, fresh: int) -> list[Op]:
 def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
     """Return the operations that set the time of the next check of a thread's waits, ``None`` for never."""
     if due is not None:
-        return [timer._replace(last=1, since=due, ready_at=due).put(fresh)]
+        return [timer.at_time(due).put(fresh)]
     if timer.version:
         return [Delete(LANE, (WAITS,), timer.version)]
     return []

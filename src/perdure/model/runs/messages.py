@@ -7,7 +7,7 @@ them, never encrypted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from operator import attrgetter
@@ -128,11 +128,7 @@ class Message:
         """Read a message from its record."""
         content = decode_object(record, id=str, payload=object, options=dict)
         return cls(
-            content["id"],
-            content["payload"],
-            options=content["options"],
-            seq=record.key[0],
-            **record.fields,
+            content["id"], content["payload"], options=content["options"], seq=record.key[0], **record.fields
         )
 
 
@@ -269,6 +265,14 @@ def select_batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
             payloads.append(pending[count].payload)
             count += 1
     return pending[:count]
+
+
+def divide_among_runs(pending: Sequence[Message], most: int) -> Iterator[Sequence[Message]]:
+    """Yield the messages that the next runs take, one run after the other."""
+    while pending:
+        taken = select_batch(pending, most)
+        yield taken
+        pending = pending[len(taken) :]
 
 
 def _belong_together(first: Message, other: Message) -> bool:

@@ -19,7 +19,7 @@ _RESERVE = 4
 
 
 def pack(
-    partition: Partition, digest: Digester, budget: Budget, least: int = _LEAST
+    partition: Partition, digest: Digester, budget: Budget, least: int | None = None
 ) -> Program[dict[bytes, Place]]:
     """Pack the chunks of a thread that are stored one by one, and return where each of them is now; nothing
     if there are fewer than ``least``.
@@ -41,7 +41,7 @@ def pack(
             # A damaged one stays where it is, for `perdure fsck` to report.
             if body is not None:
                 sound.append(Put(CHUNK, record.key, body=body))
-        if len(sound) < least:
+        if len(sound) < (_LEAST if least is None else least):
             return moved
         seq = 0
         if view.head is not None:

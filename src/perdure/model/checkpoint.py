@@ -220,10 +220,15 @@ class CheckpointRecord(NamedTuple):
                 return names[position]
             return position
 
+        fields = record.fields
         return cls(
             namespace=namespace,
             id=checkpoint_id,
-            **record.fields,
+            seq=fields["seq"],
+            parent_id=fields["parent_id"],
+            run_id=fields["run_id"],
+            source=fields["source"],
+            step=fields["step"],
             v=v,
             ts=expand_time(ts),
             versions=dict(zip(names[: len(versions)], versions, strict=True)),

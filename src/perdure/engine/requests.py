@@ -13,7 +13,7 @@ from perdure.model.runs.queue import Lane
 A = TypeVar("A")
 
 
-class Versioned(Protocol):
+class WithVersion(Protocol):
     """Anything that was read from a record and has the record's version."""
 
     @property
@@ -51,7 +51,7 @@ def version_of(found: Sequence[Record]) -> int:
     return max((record.version for record in found), default=0)
 
 
-def expect_unchanged(before: Versioned | None) -> Expectation:
+def expect_unchanged(before: WithVersion | None) -> Expectation:
     """Return the expectation that a record is as it was read, or still absent."""
     if before is None:
         return Expect.ABSENT

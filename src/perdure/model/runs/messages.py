@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Literal
 
@@ -182,8 +182,8 @@ class Run:
     @classmethod
     def read(cls, record: Record) -> Run:
         """Read a run from its record."""
-        fields = itemgetter(*_FIELDS[RUN])(record.fields)
-        return cls(record.key[0], *fields, decode_object(record), record.version)
+        note = decode_object(record)
+        return cls(record.key[0], **record.fields, note=note, version=record.version)
 
 
 @dataclass(frozen=True, slots=True)

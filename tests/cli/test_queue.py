@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine import complete_reads
 from perdure.engine.queue import inbox
 from perdure.model.records import Partition
 from perdure.model.runs.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
@@ -191,7 +192,7 @@ def test_the_outbox_lists_replies_and_no_text_unless_asked(shell: Shell) -> None
 def test_what_was_given_up_is_found_in_every_thread_of_the_tenant(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "PAGE", 2)
+    monkeypatch.setattr(complete_reads, "PAGE", 2)
     monkeypatch.setattr(inbox, "_BODIES", 2)
     talk(("ada", "hello"), *[("refused", f"{n}") for n in range(5)], ("ada", "fail"))
     talk(("doubtful", "hello"), channel="held")

@@ -1,4 +1,7 @@
-"""Documents are replaced over what was read and over nothing else, on every backend."""
+"""Documents are replaced over what was read and over nothing else, on every backend.
+
+Covers perdure.engine.requests.
+"""
 
 from __future__ import annotations
 

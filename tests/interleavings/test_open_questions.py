@@ -17,8 +17,9 @@ from typing_extensions import TypedDict
 
 from perdure.database.opening import make_database
 from perdure.engine.queue import questions
+from perdure.engine.queue.claims import Claim
 from perdure.engine.queue.retries import Retry
-from perdure.engine.queue.runs import Claim, HeldRun
+from perdure.engine.queue.runs import HeldRun
 from perdure.errors import HeadConflict
 from perdure.model.runs.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver

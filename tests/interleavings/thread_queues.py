@@ -21,9 +21,10 @@ from perdure.engine.queue import (
     subscribers,
 )
 from perdure.engine.queue.accept_and_claim import Begun
+from perdure.engine.queue.claims import Claim, RememberedInbox
 from perdure.engine.queue.inbox import Accept, Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
-from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, RememberedInbox
+from perdure.engine.queue.runs import Ending, Followed, HeldRun
 from perdure.engine.retention import queue_retention
 from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.engine.transact import Budget, retry_attempt

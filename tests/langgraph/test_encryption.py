@@ -23,8 +23,9 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.engine.queue import effect_journal
+from perdure.engine.queue.claims import Claim
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
+from perdure.engine.queue.runs import Ending, HeldRun, finish
 from perdure.errors import (
     Corrupt,
     DecryptionError,

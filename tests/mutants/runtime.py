@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import inbox, runs
+from perdure.engine.queue import claims
 from perdure.engine.threads import steering
 from perdure.model.runs import messages, queue
 from perdure.runtime.accepting import Acceptance
@@ -69,7 +69,7 @@ BREAKS = [
         "time-to-live only",
         "who takes over is told apart from who held",
         rewritten(
-            runs.Claim,
+            claims.Claim,
             "_plan",
             "epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch",
             "epoch = seen.epoch if seen.epoch",
@@ -96,7 +96,7 @@ BREAKS = [
     Break(
         "no dedupe",
         "a message that is sent again is not accepted again",
-        rewritten(inbox.Accept, "ops", "if message.dedupe:", "if False:"),
+        rewritten(messages.Message, "put_with_key", "if self.dedupe:", "if False:"),
     ),
     Break(
         "no binding",

@@ -19,7 +19,7 @@ import perdure
 import perdure.runtime
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine.queue.runs import Claim
+from perdure.engine.queue.claims import Claim
 from perdure.errors import MissingExtra, QueueFull
 from perdure.model.ops import Now
 from perdure.model.program import ask

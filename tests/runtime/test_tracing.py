@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 import perdure
 import perdure.runtime
 from perdure.database.base import handle_of
-from perdure.engine.queue.runs import Claim
+from perdure.engine.queue.claims import Claim
 from perdure.errors import MissingExtra
 from perdure.model.ops import Now
 from perdure.model.program import ask

@@ -32,31 +32,31 @@ def apply(name: str) -> None:
 
 def lose_last_message() -> None:
     """Of messages that make one run the last does not reach it."""
-    from perdure.engine.queue import runs
+    from perdure.engine.queue import claims
 
     def take(messages: tuple[Any, ...]) -> tuple[Any, ...]:
         return messages[:-1] if len(messages) > 1 else messages
 
-    _change_claimed(runs, take)
+    _change_claimed(claims, take)
 
 
 def reverse_inbox() -> None:
     """Messages that make one run reach it in the wrong order."""
-    from perdure.engine.queue import runs
+    from perdure.engine.queue import claims
 
-    _change_claimed(runs, lambda messages: messages[::-1])
+    _change_claimed(claims, lambda messages: messages[::-1])
 
 
-def _change_claimed(runs: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    whole = runs.Claim._plan
+def _change_claimed(claims: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    whole = claims.Claim._plan
 
     def plan(self: Any, seen: Any) -> Any:
         found = whole(self, seen)
-        if not isinstance(found, runs.PlannedClaim):
+        if not isinstance(found, claims.PlannedClaim):
             return found
         return found._replace(held=found.held._replace(messages=change(found.held.messages)))
 
-    runs.Claim._plan = plan
+    claims.Claim._plan = plan
 
 
 def answer_twice() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from perdure.model.ops import Fetch, FindThreads, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import THREADS, Partition, Record
@@ -11,27 +14,36 @@ PAGE = 1000
 
 
 def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record], ...]]:
-    """Read all records of ranges that are ordered by key, as one list for each range."""
+    """Read all records of ranges, as one list for each range."""
     out: tuple[list[Record], ...] = tuple([] for _ in ranges)
-    longer = list(range(len(ranges)))
-    while longer:
-        items = tuple(
-            ranges[n]._replace(limit=PAGE, after=out[n][-1].key if out[n] else None) for n in longer
-        )
-        answers = yield from ask(Fetch(partition, items))
-        for n, records in zip(longer, answers, strict=True):
+    left = {n: each._replace(limit=PAGE) for n, each in enumerate(ranges)}
+    while left:
+        answers = yield from ask(Fetch(partition, tuple(left.values())))
+        for n, records in zip(list(left), answers, strict=True):
             out[n].extend(records)
-        longer = [n for n, records in zip(longer, answers, strict=True) if len(records) == PAGE]
+            page = left.pop(n)
+            if len(records) == PAGE:
+                left[n] = page._replace(after=_read_place(page, records[-1]))
     return out
 
 
-def list_all_partitions(tenant: str | None, space: str = THREADS) -> Program[list[Partition]]:
-    """Return every partition of a space, by default that of threads, of a tenant or of all tenants, in
-    order."""
+def _read_place(page: Range, last: Record) -> Any:
+    """Return where a range goes on behind a record."""
+    if page.by is None:
+        return last.key
+    return last.fields[page.by]
+
+
+def list_all_partitions(
+    tenant: str | None, space: str = THREADS, prefix: str = ""
+) -> Program[list[Partition]]:
+    """Return every partition of a space, by default that of threads, of a tenant or of all tenants, whose
+    name begins with ``prefix``, in order."""
     out: list[Partition] = []
+    find = FindThreads(tenant, limit=PAGE, space=space, prefix=prefix)
     while True:
-        after = out[-1] if out else None
-        found = yield from ask(FindThreads(tenant, after=after, limit=PAGE, space=space))
+        found = yield from ask(find)
         out.extend(hit.partition for hit in found)
         if len(found) < PAGE:
             return out
+        find = replace(find, after=out[-1])

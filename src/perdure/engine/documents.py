@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from perdure.engine.requests import commit_for, expect_unchanged, read_record, try_commit
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt
 from perdure.model.ops import (
@@ -57,10 +58,8 @@ more than once, each time with the latest document."""
 
 def get(partition: Partition, collection: str, name: str) -> Program[Document | None]:
     """Return the document of a name, ``None`` if there is none."""
-    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
-    if found:
-        return Document.read(found[0])
-    return None
+    record = yield from read_record(partition, DOCUMENT, (collection, name))
+    return record and Document.read(record)
 
 
 def put(
@@ -87,10 +86,7 @@ def put(
         TooLarge: the body exceeds the limit.
     """
     write = plan_put(collection, name, body, now, expect, fresh)
-    outcome = yield from ask(Commit(partition, (write,)))
-    if isinstance(outcome, Committed):
-        return _to_document(write)
-    return None
+    return (yield from commit_for(partition, (write,), _to_document(write)))
 
 
 def plan_create(
@@ -113,8 +109,9 @@ def plan_put(
 ) -> Put:
     """Return the operation of ``put``, for a commit with other operations."""
     stored = encode(dict(body), "document")
-    version = successor(expect, fresh, now) if isinstance(expect, int) else fresh
-    return Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
+    if isinstance(expect, int):
+        fresh = successor(expect, fresh, now)
+    return Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, fresh)
 
 
 def _to_document(write: Put) -> Document:
@@ -141,7 +138,7 @@ def change(
 
     Raises the errors of ``put``, and ``Contention`` if others keep changing it.
     """
-    checks = (Check(DOCUMENT, OF_THREAD, Expect.PRESENT),) if in_thread else ()
+    checks = (Check(DOCUMENT, OF_THREAD, Expect.PRESENT),) * in_thread
 
     def load() -> Program[tuple[Document | None]]:
         return ((yield from get(partition, collection, name)),)
@@ -151,13 +148,13 @@ def change(
         body = change(before)
         if body is None:
             return view
-        expect = Expect.ABSENT if before is None else before.version
-        write = plan_put(collection, name, body, now, expect, fresh)
+        write = plan_put(collection, name, body, now, expect_unchanged(before), fresh)
         outcome = yield from ask(Commit(partition, (*checks, write, *beside(before))))
         if isinstance(outcome, Committed):
             return (_to_document(write),)
-        is_gone = in_thread and (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD)
-        return (None,) if is_gone else None
+        if in_thread and (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD):
+            return (None,)
+        return None
 
     (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
@@ -167,8 +164,7 @@ def remove(
     partition: Partition, collection: str, name: str, expect: Expectation = Expect.PRESENT
 ) -> Program[bool]:
     """Remove a document. Return False if there is none, or if it has another version than expected."""
-    outcome = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), expect),)))
-    return isinstance(outcome, Committed)
+    return (yield from try_commit(partition, (Delete(DOCUMENT, (collection, name), expect),)))
 
 
 def list_newest(partition: Partition, collection: str, limit: int) -> Program[tuple[Document, ...]]:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
+from perdure.engine.requests import commit_for, try_commit
 from perdure.engine.transact import retry_attempt
 from perdure.model.limits import Demand, LimitState, Share, SharedLimit, find_blank_time, is_blank, take
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, FindThreads, Get, Op
+from perdure.model.ops import Delete, Expect, Fetch, FindThreads, Get, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, LANE, SERVER, Partition
 from perdure.model.runs.queue import LIMITS, Lane
@@ -91,9 +92,14 @@ def place(tenant: str, alias: Alias, limit: str, key: Mapping[str, str]) -> Limi
     """Return the place of a limit's state for a key."""
     of_key = alias("limit key", *(part for pair in sorted(key.items()) for part in pair))
     # The names are stored to be shown, so cut and escape them: users choose any length and content.
-    cut = {what: name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for what, name in key.items()}
-    shown = {what: name.encode(errors="backslashreplace").decode() for what, name in cut.items()}
+    shown = {what: _cut(name).encode(errors="backslashreplace").decode() for what, name in key.items()}
     return LimitPlace(Partition(tenant, prefix_of(alias, limit) + of_key, SERVER), limit, shown)
+
+
+def _cut(name: str) -> str:
+    if len(name) <= _SHOWN_MAX:
+        return name
+    return f"{name[:_SHOWN_MAX]}…"
 
 
 def take_share(
@@ -126,23 +132,18 @@ def take_share(
         nonlocal tries
         tries += 1
         (document,) = view
-        if document is None:
-            before = LimitState()
-        else:
+        before = LimitState()
+        if document is not None:
             before = LimitState.of_body(document.body["state"])
         after, share = take(limit, before, demand, now)
         if after == before:
             # Nothing was granted, and the process's lease need not be renewed yet.
             return Taken(share, before.at, document, tries == 1)
         if document is not None and is_blank(limit, after, now):
-            removed = yield from _remove(at.partition, document)
-            if removed:
-                return Taken(share, before.at, None, tries == 1)
-            return None
+            taken = Taken(share, before.at, None, tries == 1)
+            return (yield from commit_for(at.partition, _plan_removal(document), taken))
         stored = yield from _store(at, limit, after, now, document, fresh)
-        if stored is None:
-            return None
-        return Taken(share, before.at, stored, tries == 1)
+        return stored and Taken(share, before.at, stored, tries == 1)
 
     return (yield from retry_attempt(at.partition, known, load, attempt))
 
@@ -155,20 +156,12 @@ def _store(
         return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
     write, stored = documents.plan_create(*_STATE, body, now, fresh)
     # Spread the checks of keys that were made at the same time.
-    lane = _make_lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
-    outcome = yield from ask(Commit(at.partition, (write, lane)))
-    if isinstance(outcome, Committed):
-        return stored
-    return None
+    lane = Lane(LIMITS).at_time(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
+    return (yield from commit_for(at.partition, (write, lane), stored))
 
 
-def _make_lane(due_at: int) -> Lane:
-    return Lane(LIMITS, last=1, since=due_at, ready_at=due_at)
-
-
-def _remove(partition: Partition, document: Document) -> Program[bool]:
-    ops: tuple[Op, ...] = (Delete(DOCUMENT, _STATE, document.version), Delete(LANE, (LIMITS,)))
-    return isinstance((yield from ask(Commit(partition, ops))), Committed)
+def _plan_removal(document: Document) -> tuple[Op, ...]:
+    return Delete(DOCUMENT, _STATE, document.version), Delete(LANE, (LIMITS,))
 
 
 def forget(partition: Partition, now: int) -> Program[bool]:
@@ -179,15 +172,16 @@ def forget(partition: Partition, now: int) -> Program[bool]:
     if not lane.version:
         return False
     if not found:
-        yield from ask(Commit(partition, (Delete(LANE, (LIMITS,), lane.version),)))
+        yield from try_commit(partition, (Delete(LANE, (LIMITS,), lane.version),))
         return False
-    kept = _read(partition, Document.read(found[0]))
+    document = Document.read(found[0])
+    kept = _read(partition, document)
     blank = find_blank_time(SharedLimit(**kept.amounts), kept.state, now)
     if blank <= now:
-        yield from _remove(partition, Document.read(found[0]))
+        yield from try_commit(partition, _plan_removal(document))
         return False
     again = max(blank, now + _IDLE_US) + lane.version % _IDLE_US
-    yield from ask(Commit(partition, (lane._replace(since=again, ready_at=again).put(0),)))
+    yield from try_commit(partition, (lane.at_time(again).put(0),))
     return False
 
 
@@ -211,20 +205,20 @@ def read_states(
     Returns:
         The states, and the place to go on from; ``None`` at the end.
     """
-    states: list[KeyState | None] = []
+    states: list[KeyState] = []
     page = yield from ask(FindThreads(tenant, space=SERVER, after=after, limit=most, prefix=prefix))
     for hit in page:
-        states.append((yield from read_state(hit.partition)))  # noqa: PERF401 - it yields
-    found = [state for state in states if state is not None]
-    return found, page[-1].partition if len(page) == most else None
+        if (state := (yield from read_state(hit.partition))) is not None:
+            states.append(state)  # noqa: PERF401 - it yields
+    if len(page) < most:
+        return states, None
+    return states, page[-1].partition
 
 
 def read_state(partition: Partition) -> Program[KeyState | None]:
     """Return the state of a key, ``None`` if none is stored."""
     document = yield from documents.get(partition, *_STATE)
-    if document is None:
-        return None
-    return _read(partition, document)
+    return document and _read(partition, document)
 
 
 def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import expect_unchanged, read_record, try_commit
 from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
 from perdure.errors import Contention, Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import (
     Check,
-    Commit,
     Committed,
     Delete,
     Drop,
@@ -169,25 +169,23 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         Unserialisable: the budget is not plain JSON.
     """
     added = [dict(message) for message in turn.messages]
-    former = held.segments if turn.replaces else ()
+    former: tuple[Segment, ...] = ()
     if turn.replaces:
-        held = NOTHING._replace(version=held.version, created_at=held.created_at)
+        former, held = held.segments, NOTHING._replace(version=held.version, created_at=held.created_at)
     sealed = sum(segment.messages for segment in held.segments)
-    tail = held.messages[sealed:]
-    groups = _group_by_size(tail, added)
-    if turn.key:
-        keys = (*held.keys, digest_of(turn.key))[-KEYS:]
-    else:
-        keys = held.keys
-    after = Session(
-        held.messages + added,
-        held.budget if turn.budget is None else dict(turn.budget),
-        keys,
-        terms.fresh if held.version == 0 else successor(held.version, terms.fresh),
-        held.created_at or terms.now,
-        terms.now,
-        held.segments,
+    groups = _group_by_size(held.messages[sealed:], added)
+    after = held._replace(
+        messages=held.messages + added,
+        version=terms.fresh,
+        created_at=held.created_at or terms.now,
+        updated_at=terms.now,
     )
+    if held.version:
+        after = after._replace(version=successor(held.version, terms.fresh))
+    if turn.key:
+        after = after._replace(keys=(*held.keys, digest_of(turn.key))[-KEYS:])
+    if turn.budget is not None:
+        after = after._replace(budget=dict(turn.budget))
     puts, replaced, segments = yield from _renew_expiring(partition, held, terms)
     for number, group in enumerate(groups[:-1], len(segments)):
         put = _make_segment(number, _encode({"messages": group}), terms)
@@ -215,7 +213,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *removals[:room], head)
         removals = removals[room:]
         for batch in split_into_batches(staged, terms.limits):
-            if not isinstance((yield from ask(Commit(partition, tuple(batch)))), Committed):
+            if not (yield from try_commit(partition, batch)):
                 return None
     else:
         removals = []
@@ -224,31 +222,32 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         # again.
         own_head = Check(ITEM, HEAD, after.version)
         for removal_batch in split_into_batches(removals, terms.limits, reserve=1):
-            yield from ask(Commit(partition, (own_head, *removal_batch)))
+            yield from try_commit(partition, (own_head, *removal_batch))
         return after
     for unused in split_into_batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
-        yield from ask(Commit(partition, tuple(unused)))
+        yield from try_commit(partition, unused)
     return None
 
 
 def _commit_head(partition: Partition, ops: tuple[Op, ...], head: Put, now: int) -> Program[bool]:
     """Commit a turn, its head last, in place of the head that was read. If the session was read as absent, an
     expired head may still be stored, which is then replaced."""
-    if isinstance((yield from ask(Commit(partition, ops))), Committed):
+    if (yield from try_commit(partition, ops)):
         return True
     if head.expect is not Expect.ABSENT:
         return False
     found = yield from _read_head(partition)
     if found is None or not is_over(found, now):
         return False
-    replacement = Commit(partition, (*ops[:-1], head._replace(expect=found.version)))
-    return isinstance((yield from ask(replacement)), Committed)
+    return (yield from try_commit(partition, (*ops[:-1], head._replace(expect=found.version))))
 
 
 def remove(partition: Partition, version: int | None = None) -> Program[bool]:
     """Remove a session; ``False`` if it is not at the given version."""
-    checks = () if version is None else (Check(ITEM, HEAD, version or Expect.ABSENT),)
-    return isinstance((yield from ask(Drop(partition, checks))), Committed)
+    drop = Drop(partition)
+    if version is not None:
+        drop = Drop(partition, (Check(ITEM, HEAD, version or Expect.ABSENT),))
+    return isinstance((yield from ask(drop)), Committed)
 
 
 def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
@@ -259,30 +258,24 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
         return 0
     try:
         found = yield from _read_head(partition)
-        if found is None or is_over(found, now):
-            head = None
-        else:
+        head = None
+        if found is not None and not is_over(found, now):
             head = _read(found)
     except Corrupt:
         return 0
-    if head is not None:
-        named = {(segment.key,) for segment in head.segments}
-    else:
-        named = set()
+    named = {(segment.key,) for segment in (head or NOTHING).segments}
     unnamed = [record for record in stored if record.key != HEAD and record.key not in named]
     abandoned = [record for record in unnamed if record.fields["created_at"] + LEASE_US <= now]
-    unchanged = Check(ITEM, HEAD, Expect.ABSENT if found is None else found.version)
+    unchanged = Check(ITEM, HEAD, expect_unchanged(found))
     if head is None and abandoned and len(abandoned) == len(unnamed):
-        gone = isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed)
-        if gone:
+        if isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed):
             return len(abandoned) + (found is not None)
         return 0
     removed = 0
     # In the order of their keys: a turn that is still alive checks its first segment, and is refused.
-    for some in split_into_batches(
-        [Delete(ITEM, record.key, record.version) for record in abandoned], limits, reserve=1
-    ):
-        if not isinstance((yield from ask(Commit(partition, (unchanged, *some)))), Committed):
+    removals = [Delete(ITEM, record.key, record.version) for record in abandoned]
+    for some in split_into_batches(removals, limits, reserve=1):
+        if not (yield from try_commit(partition, (unchanged, *some))):
             break
         removed += len(some)
     return removed
@@ -298,14 +291,13 @@ def read_names(
         head = yield from _read_head(hit.partition)
         if head is not None and not is_over(head, now):
             out.append(hit.partition)
-    return out, page[-1].partition if len(page) == _PAGE else None
+    if len(page) < _PAGE:
+        return out, None
+    return out, page[-1].partition
 
 
 def _read_head(partition: Partition) -> Program[Record | None]:
-    (found,) = yield from ask(Fetch(partition, (Get(ITEM, HEAD),)))
-    if found:
-        return found[0]
-    return None
+    return (yield from read_record(partition, ITEM, HEAD))
 
 
 def _renew_expiring(
@@ -374,7 +366,9 @@ def _encode(value: Any) -> bytes:
 def _make_put(
     key: str, body: bytes, terms: Terms, expect: Expectation, version: int, *, lives: int = 1
 ) -> Put:
-    ttl = None if terms.ttl is None else lives * terms.ttl
+    ttl = terms.ttl
+    if ttl is not None:
+        ttl *= lives
     fields = {
         "created_at": terms.now,
         "updated_at": terms.now,

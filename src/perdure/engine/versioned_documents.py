@@ -8,12 +8,13 @@ caller; times are microseconds since the epoch, and ``fresh`` is as in ``documen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import commit_for, first_of, read_record, try_commit
 from perdure.engine.transact import retry_attempt
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
+from perdure.model.ops import Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, Partition, Record
@@ -44,10 +45,8 @@ Change = Callable[[Versioned], Mapping[str, Any]]
 
 def get(partition: Partition, collection: str, name: str) -> Program[Versioned | None]:
     """Return the current version of a document, ``None`` if there is none."""
-    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
-    if found:
-        return _read(found[0])
-    return None
+    record = yield from read_record(partition, DOCUMENT, (collection, name))
+    return record and _read(record)
 
 
 def read_all_current(partition: Partition, collection: str) -> Program[list[Versioned]]:
@@ -61,7 +60,7 @@ def create(
 ) -> Program[Versioned | None]:
     """Store the first version; ``None`` if the document exists. Raises as ``documents.put`` does."""
     first = Versioned(name, body, 1, 1, now, now)
-    return (yield from _store(partition, collection, first, None, now, fresh))
+    return (yield from _store(partition, collection, first, (first,), now, fresh))
 
 
 def revise(
@@ -92,11 +91,11 @@ def revise(
             return view
         number = current.last + 1
         after = current._replace(body=change(current), number=number, last=number, updated_at=now)
-        older = current if current.revision is None else None
-        stored = yield from _store(partition, collection, after, older, now, fresh)
-        if stored is None:
-            return None
-        return (stored,)
+        versions = [after]
+        if current.revision is None:
+            versions.append(current)
+        stored = yield from _store(partition, collection, after, versions, now, fresh)
+        return stored and (stored,)
 
     (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found
@@ -109,20 +108,17 @@ def choose(
 
     def load() -> Program[tuple[Versioned | None, Versioned | None]]:
         keys = ((collection, name), _make_past_key(collection, name, number))
-        current, older = yield from ask(Fetch(partition, tuple(Get(DOCUMENT, key) for key in keys)))
-        return (_read(current[0]) if current else None, _read_older(name, older[0]) if older else None)
+        answers = yield from ask(Fetch(partition, tuple(Get(DOCUMENT, key) for key in keys)))
+        current, older = map(first_of, answers)
+        return current and _read(current), older and _read_older(name, older)
 
-    def attempt(
-        view: tuple[Versioned | None, Versioned | None],
-    ) -> Program[tuple[Versioned | None] | None]:
+    def attempt(view: tuple[Versioned | None, Versioned | None]) -> Program[tuple[Versioned | None] | None]:
         now_current, older = view
         if now_current is None or older is None or number > now_current.last:
             return (None,)
         after = now_current._replace(body=older.body, number=number, updated_at=now)
-        stored = yield from _store(partition, collection, after, None, now, fresh, is_new=False)
-        if stored is None:
-            return None
-        return (stored,)
+        stored = yield from _store(partition, collection, after, (), now, fresh)
+        return stored and (stored,)
 
     (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found
@@ -145,31 +141,31 @@ def remove(partition: Partition, collection: str, name: str) -> Program[bool]:
     document of the name replaces it.
     """
     (older,) = yield from read_all(partition, Range(DOCUMENT, (_folder(collection, name),), bodies=False))
-    gone = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), Expect.PRESENT),)))
+    is_removed = yield from try_commit(partition, (Delete(DOCUMENT, (collection, name), Expect.PRESENT),))
     for record in older:
         # One commit each: a document that was created meanwhile keeps its history, which has other versions.
-        yield from ask(Commit(partition, (Delete(DOCUMENT, record.key, record.version),)))
-    return isinstance(gone, Committed)
+        yield from try_commit(partition, (Delete(DOCUMENT, record.key, record.version),))
+    return is_removed
 
 
 def _store(
     partition: Partition,
     collection: str,
     after: Versioned,
-    older: Versioned | None,
+    versions: Sequence[Versioned],
     now: int,
     fresh: int,
-    *,
-    is_new: bool = True,
 ) -> Program[Versioned | None]:
-    """Store the document with its new version, and ``older`` if that was never stored.
+    """Store the document, and those of its ``versions`` that were never stored.
 
     Returns:
         The document as the next reader gets it.
     """
     key = (collection, after.name)
-    expect = Expect.ABSENT if after.revision is None else after.revision
-    revision = fresh if after.revision is None else successor(after.revision, fresh, now)
+    expect: Expectation = Expect.ABSENT
+    revision = fresh
+    if after.revision is not None:
+        expect, revision = after.revision, successor(after.revision, fresh, now)
     head = {
         "said": dict(after.body),
         "number": after.number,
@@ -178,14 +174,12 @@ def _store(
     }
     body = encode(head, "document")
     puts = [Put(DOCUMENT, key, {"updated_at": now}, body, expect, revision)]
-    for version in (*((after,) if is_new else ()), *((older,) if older is not None else ())):
+    for version in versions:
         content = encode({"said": dict(version.body), "created_at": version.updated_at}, "document")
         place = _make_past_key(collection, version.name, version.number)
         puts.append(Put(DOCUMENT, place, {"updated_at": now}, content, Expect.ANY, fresh))
-    outcome = yield from ask(Commit(partition, tuple(puts)))
-    if not isinstance(outcome, Committed):
-        return None
-    return after._replace(body=json.loads(body)["said"], revision=revision)
+    stored = after._replace(body=json.loads(body)["said"], revision=revision)
+    return (yield from commit_for(partition, puts, stored))
 
 
 def _folder(collection: str, name: str) -> str:

@@ -33,6 +33,8 @@ Version = int | str | float
 _DEFAULTS: tuple[object, ...] = (b"", (), None, None, False, (), [], None, (), UNVERSIONED, ())
 """Values of the body's last elements if they are left out."""
 
+_FIELDS = tuple(column.name for column in CHECKPOINT.fields)
+
 _ASIDE = -16
 """Offset that is added to the index of a write that is set aside: no index of LangGraph is as low."""
 
@@ -166,19 +168,8 @@ class CheckpointRecord(NamedTuple):
                     f"of a channel, node, version or parent of checkpoint {self.id}"
                 ) from error
             raise
-        return Put(
-            CHECKPOINT,
-            (self.namespace, self.id),
-            {
-                "seq": self.seq,
-                "parent_id": self.parent_id,
-                "run_id": self.run_id,
-                "source": self.source,
-                "step": self.step,
-            },
-            body,
-            expect,
-        )
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return Put(CHECKPOINT, self.name, fields, body, expect)
 
     def list_last_elements(self) -> tuple[object, ...]:
         """Return the body's optional elements, up to the last one that differs from its default."""

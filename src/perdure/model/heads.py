@@ -74,21 +74,16 @@ def make_loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str
         run_id: The id of the run; ignored if it is not text.
         schema: The schema version of the application that writes.
     """
-    if schema == UNVERSIONED:
-        versioned = drawn
-    else:
-        versioned = f"{drawn}{_SCHEMA}{schema}"
+    if schema != UNVERSIONED:
+        drawn = f"{drawn}{_SCHEMA}{schema}"
     if isinstance(run_id, str) and run_id:
-        return f"{versioned}.{_digest_run(run_id)}"
-    return versioned
+        return f"{drawn}.{_digest_run(run_id)}"
+    return drawn
 
 
 def schema_of(nonce: str) -> int:
     """Return the schema version of the application that a loop belongs to."""
-    version = nonce.partition(".")[0].partition(_SCHEMA)[2]
-    if version:
-        return int(version)
-    return UNVERSIONED
+    return int(nonce.partition(".")[0].partition(_SCHEMA)[2] or UNVERSIONED)
 
 
 def is_loop(nonce: str) -> bool:
@@ -122,30 +117,19 @@ def _read_mark(nonce: str) -> str:
 
 def claim(loaded: LoadedHead, checkpoint_id: str | None, nonce: str) -> HeadClaim | None:
     """Return the claim of a loop on a checkpoint; ``None`` if it did not load that one as the head."""
-    if (
-        checkpoint_id is None
-        or checkpoint_id != loaded.addressed
-        or not loaded.was_head
-        or loaded.version is None
-    ):
+    is_loaded = loaded.was_head and checkpoint_id == loaded.addressed
+    if checkpoint_id is None or loaded.version is None or not is_loaded:
         return None
     return HeadClaim(checkpoint_id, loaded.version, successor(loaded.version, nonce))
 
 
 def judge(
-    *,
-    namespace: str,
-    head: str | None,
-    parent: str | None,
-    source: str | None,
-    loaded: LoadedHead | None,
+    *, namespace: str, head: str | None, parent: str | None, source: str | None, loaded: LoadedHead | None
 ) -> Verdict:
     """Return the verdict on a put. ``loaded`` is ``None`` for a bare put without a preceding load."""
     if namespace != ROOT or parent == head:
         return Verdict.ADVANCE
-    if source == "fork":
-        return Verdict.FORK
-    if loaded is None:
+    if source == "fork" or loaded is None:
         return Verdict.FORK
     if loaded.addressed is not None and parent == loaded.addressed and not loaded.was_head:
         return Verdict.FORK

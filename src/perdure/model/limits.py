@@ -364,7 +364,9 @@ class RateLeft(NamedTuple):
 def compute_rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
     """Return the rest of a rate whose next permit has the moment ``moment``."""
     start = max(moment, _find_earliest(now, interval, burst))
-    return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
+    if start > now:
+        return RateLeft(0, start)
+    return RateLeft(math.floor((now - start) / interval) + 1, now)
 
 
 def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
@@ -376,9 +378,7 @@ def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
         ends.append(state.next_call + math.ceil(limit.burst_size * limit.interval_us))
     if limit.tokens is not None:
         ends.append(state.next_token + math.ceil(limit.token_burst * limit.token_interval_us))
-    if ends:
-        return max(now, *ends)
-    return now
+    return max((now, *ends))
 
 
 def _list_spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list[int]:
@@ -417,15 +417,13 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
     if limit.rate is not None and demand.calls > 0:
         loads = {name: (part.calls, max(1, part.users)) for name, part in asks.items()}
         how = limit.interval_us, limit.burst_size
-        next_call, calls, later = _space_permits(state.next_call, how, demand.calls, loads, demand.owner, now)
+        next_call, calls, later = _space_permits(next_call, how, demand.calls, loads, demand.owner, now)
         again += later
     next_token, tokens = state.next_token, PermitSpan(0, 0)
     if limit.tokens is not None and demand.tokens > 0:
         loads = {name: (part.tokens, max(1, part.users)) for name, part in asks.items()}
         how = limit.token_interval_us, limit.token_burst
-        next_token, tokens, later = _space_permits(
-            state.next_token, how, demand.tokens, loads, demand.owner, now
-        )
+        next_token, tokens, later = _space_permits(next_token, how, demand.tokens, loads, demand.owner, now)
         again += later
     places = allotted = turn = 0
     frees_at = None
@@ -451,34 +449,22 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
     if is_unchanged(mine, part, now) and not (calls.size or tokens.size or demand.paid):
         # It waits as before, and the state need not be written.
         until = min(until, mine.until)
-        mean = state.mean_tokens
-        return state, Share(
-            calls, tokens, places, allotted, money, dearest, mean, until, _first(again), day_ends, frees_at
+    else:
+        if demand.wants or demand.calls_ahead or demand.tokens_ahead or money or demand.users:
+            parts[demand.owner] = part
+        state = state._replace(
+            at=now,
+            next_call=next_call,
+            next_token=next_token,
+            spent=spent,
+            dearest=dearest,
+            mean_tokens=demand.mean_tokens or state.mean_tokens,
+            parts=parts,
         )
-    is_idle = not (demand.wants or demand.calls_ahead or demand.tokens_ahead or money or demand.users)
-    after = state._replace(
-        at=now,
-        next_call=next_call,
-        next_token=next_token,
-        spent=spent,
-        dearest=dearest,
-        mean_tokens=demand.mean_tokens or state.mean_tokens,
-        parts=parts if is_idle else {**parts, demand.owner: part},
+    mean, more_at = state.mean_tokens, _first(again)
+    return state, Share(
+        calls, tokens, places, allotted, money, dearest, mean, until, more_at, day_ends, frees_at
     )
-    share = Share(
-        calls,
-        tokens,
-        places,
-        allotted,
-        money,
-        dearest,
-        after.mean_tokens,
-        until,
-        _first(again),
-        day_ends,
-        frees_at,
-    )
-    return after, share
 
 
 def is_unchanged(before: LimitPart, after: LimitPart, now: int) -> bool:
@@ -509,8 +495,10 @@ def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
         if day > state.day:
             # Money that a process holds lapses with its day, unless a clock was set back over midnight.
             live = {name: part._replace(money=0) for name, part in live.items()}
-        spent = state.other_spent if day == state.other_day else 0
-        state = state._replace(day=day, spent=spent, other_day=state.day, other_spent=state.spent, parts=live)
+        days = {state.other_day: state.other_spent}
+        state = state._replace(
+            day=day, spent=days.get(day, 0), other_day=state.day, other_spent=state.spent, parts=live
+        )
     # A span of permits begins at most a horizon ahead, and is at most a horizon long.
     furthest = now + 2 * HORIZON_US
     return state._replace(
@@ -550,7 +538,10 @@ def _space_permits(
     share = max(1, math.ceil(compute_fair_share(available, loads, owner)))
     count = min(wanted, share)
     after = start + math.ceil(count * interval)
-    return after, PermitSpan(start, count), [max(now, after - HORIZON_US)] if count < wanted else []
+    later = []
+    if count < wanted:
+        later = [max(now, after - HORIZON_US)]
+    return after, PermitSpan(start, count), later
 
 
 def _divide_places(

@@ -68,8 +68,10 @@ class Price:
         read, written = min(call.cache_read, call.input), min(call.cache_write, call.input)
         fresh = max(0, call.input - read - written)
         cost = fresh * self.input + call.output * self.output
-        cost += read * (self.input if self.cache_read is None else self.cache_read)
-        cost += written * (self.input if self.cache_write is None else self.cache_write)
+        for tokens, price in ((read, self.cache_read), (written, self.cache_write)):
+            if price is None:
+                price = self.input
+            cost += tokens * price
         return cost / _PER
 
 
@@ -110,34 +112,36 @@ def calls_in(value: object, depth: int = 0) -> list[ModelCall]:
         return []
     fields: dict[Any, Any] = value
     if isinstance(fields.get("usage_metadata"), dict):
-        call = _read_call(fields)
-        if call is None:
-            return []
-        return [call]
+        return _read_call(fields)
     return [call for each in fields.values() for call in calls_in(each, depth + 1)]
 
 
-def _read_call(message: Mapping[Any, Any]) -> ModelCall | None:
+def _read_call(message: Mapping[Any, Any]) -> list[ModelCall]:
+    """Return the call of a message with counted tokens, none if it took no tokens."""
     usage = message["usage_metadata"]
     prompt, answer = _read_count(usage.get("input_tokens")), _read_count(usage.get("output_tokens"))
     if not prompt and not answer:
-        return None
-    metadata = message.get("response_metadata")
-    names = metadata if isinstance(metadata, dict) else {}
+        return []
+    names = _read_dict(message, "response_metadata")
     model = names.get("model_name") or names.get("model") or names.get("model_id")
-    name = message.get("id")
-    input_details, output_details = usage.get("input_token_details"), usage.get("output_token_details")
-    input_details = input_details if isinstance(input_details, dict) else {}
-    output_details = output_details if isinstance(output_details, dict) else {}
-    return ModelCall(
-        name if isinstance(name, str) else None,
-        model if isinstance(model, str) else None,
-        prompt,
-        answer,
-        _read_count(input_details.get("cache_read")),
-        _read_count(input_details.get("cache_creation")),
-        _read_count(output_details.get("reasoning")),
-    )
+    input_details = _read_dict(usage, "input_token_details")
+    cached, written = input_details.get("cache_read"), input_details.get("cache_creation")
+    reasoning = _read_dict(usage, "output_token_details").get("reasoning")
+    counts = map(_read_count, (cached, written, reasoning))
+    return [ModelCall(_read_name(message.get("id")), _read_name(model), prompt, answer, *counts)]
+
+
+def _read_dict(fields: Mapping[Any, Any], name: str) -> dict[Any, Any]:
+    found = fields.get(name)
+    if isinstance(found, dict):
+        return found
+    return {}
+
+
+def _read_name(value: object) -> str | None:
+    if isinstance(value, str):
+        return value
+    return None
 
 
 def _read_count(value: object) -> int:
@@ -179,8 +183,9 @@ def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[M
 def show_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
     """Return a call as JSON data, with its cost, ``None`` without a price."""
     price = prices.of(call.model)
-    cost = None if price is None else price.cost(call)
-    return {**call._asdict(), "cost": cost, "currency": None if cost is None else prices.currency}
+    if price is None:
+        return {**call._asdict(), "cost": None, "currency": None}
+    return {**call._asdict(), "cost": price.cost(call), "currency": prices.currency}
 
 
 def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:
@@ -194,11 +199,14 @@ def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:
     priced = [(call, prices.of(call.model)) for call in calls]
     costs = [price.cost(call) for call, price in priced if price is not None]
     counts = {name: sum(getattr(call, name) for call in calls) for name in ModelCall._fields[2:]}
-    without = sorted({call.model or "unknown" for call, price in priced if price is None})
-    return {
+    without = {call.model or "unknown" for call, price in priced if price is None and prices.models}
+    sums: dict[str, Any] = {
         "calls": len(calls),
         **counts,
-        "cost": sum(costs) if costs else None,
-        "currency": prices.currency if costs else None,
-        "unpriced": without if prices.models else [],
+        "cost": None,
+        "currency": None,
+        "unpriced": sorted(without),
     }
+    if costs:
+        sums |= {"cost": sum(costs), "currency": prices.currency}
+    return sums

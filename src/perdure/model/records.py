@@ -89,24 +89,18 @@ class Kind:
         return tuple(names)
 
 
-def _declare_text(name: str, *, nullable: bool = False) -> Column:
-    return Column(name, "text", nullable)
+def _declare(declared: str) -> tuple[Column, ...]:
+    """Return the columns of a declaration, e.g. ``"seq integer, run_id text null"``."""
+    parts = [column.split() for column in declared.split(",")]
+    return tuple(Column(name, kind, nullable=bool(null)) for name, kind, *null in parts)
 
 
-def _declare_integer(name: str, *, nullable: bool = False) -> Column:
-    return Column(name, "integer", nullable)
-
-
-def _declare_bytes(name: str) -> Column:
-    return Column(name, "bytes", nullable=False)
-
-
-def _declare_chunk_kind(name: str, *key: Column) -> Kind:
+def _declare_chunk_kind(name: str, key: str) -> Kind:
     """Return a kind of records that hold chunks. Storing a chunk again can only raise its generation."""
     return Kind(
         name,
-        key,
-        fields=(_declare_integer("generation"),),
+        _declare(key),
+        fields=_declare("generation integer"),
         body=True,
         compact=False,
         grows="generation",
@@ -115,10 +109,7 @@ def _declare_chunk_kind(name: str, *key: Column) -> Kind:
 
 
 HEAD = Kind(
-    "head",
-    key=(_declare_text("namespace"),),
-    fields=(_declare_text("checkpoint_id"), _declare_integer("seq")),
-    versioned=True,
+    "head", key=_declare("namespace text"), fields=_declare("checkpoint_id text, seq integer"), versioned=True
 )
 """Pointer to the latest checkpoint of a namespace, moved by compare-and-set. It alone decides which one is
 the latest, never the largest id."""
@@ -126,18 +117,14 @@ the latest, never the largest id."""
 GC = Kind("gc", key=(), fields=(), versioned=True)
 """Collection generation: every put checks it, every collection raises it."""
 
-EPOCH = Kind("epoch", key=(), fields=(_declare_text("open_run", nullable=True),), versioned=True)
+EPOCH = Kind("epoch", key=(), fields=_declare("open_run text null"), versioned=True)
 """Fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
 
 CHECKPOINT = Kind(
     "checkpoint",
-    key=(_declare_text("namespace"), _declare_text("checkpoint_id")),
-    fields=(
-        _declare_integer("seq"),
-        _declare_text("parent_id", nullable=True),
-        _declare_text("run_id", nullable=True),
-        _declare_text("source", nullable=True),
-        _declare_integer("step", nullable=True),
+    key=_declare("namespace text, checkpoint_id text"),
+    fields=_declare(
+        "seq integer, parent_id text null, run_id text null, source text null, step integer null"
     ),
     body=True,
     by=("seq",),
@@ -146,52 +133,39 @@ CHECKPOINT = Kind(
 )
 """Checkpoint: its place in the tree is in the fields, everything else in the body."""
 
-CHUNK = _declare_chunk_kind("chunk", _declare_bytes("digest"))
+CHUNK = _declare_chunk_kind("chunk", "digest bytes")
 """Immutable bytes named by their digest, scoped to the thread. Small chunks that are not
 in a pack yet (``perdure.model.values.packs``)."""
 
-BLOB = _declare_chunk_kind("blob", _declare_bytes("digest"))
+BLOB = _declare_chunk_kind("blob", "digest bytes")
 """Chunk that is too large for a pack."""
 
-PACK = _declare_chunk_kind("pack", _declare_integer("block"), _declare_bytes("digest"))
+PACK = _declare_chunk_kind("pack", "block integer, digest bytes")
 """Small chunks of a thread in one record (``perdure.model.values.packs``)."""
 
 WRITE = Kind(
     "write",
-    key=(
-        _declare_text("namespace"),
-        _declare_text("checkpoint_id"),
-        _declare_text("task_id"),
-        _declare_integer("idx"),
-    ),
-    fields=(_declare_text("channel"), _declare_text("task_path"), _declare_text("nonce")),
+    key=_declare("namespace text, checkpoint_id text, task_id text, idx integer"),
+    fields=_declare("channel text, task_path text, nonce text"),
     body=True,
     versioned=True,
 )
 """Pending writes of a task on a checkpoint. The checkpoint need not be stored yet."""
 
 TAG = Kind(
-    "tag",
-    key=(_declare_text("name"),),
-    fields=(_declare_text("namespace"), _declare_text("checkpoint_id")),
-    versioned=True,
+    "tag", key=_declare("name text"), fields=_declare("namespace text, checkpoint_id text"), versioned=True
 )
 """Named anchor: the checkpoint that it points at is never pruned."""
 
-SEAL = Kind("seal", key=(_declare_text("name"),), body=True, versioned=True)
+SEAL = Kind("seal", key=_declare("name text"), body=True, versioned=True)
 """Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
 In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or
 the account of what an import has stored (``engine.transfer.importing``)."""
 
 ITEM = Kind(
     "item",
-    key=(_declare_text("key"),),
-    fields=(
-        _declare_integer("created_at"),
-        _declare_integer("updated_at"),
-        _declare_integer("ttl", nullable=True),
-        _declare_integer("expires_at", nullable=True),
-    ),
+    key=_declare("key text"),
+    fields=_declare("created_at integer, updated_at integer, ttl integer null, expires_at integer null"),
     body=True,
     versioned=True,
     compact=False,
@@ -203,20 +177,11 @@ past its ``expires_at`` is gone for every reader, whether or not its record is s
 
 LANE = Kind(
     "lane",
-    key=(_declare_text("name"),),
-    fields=(
-        _declare_integer("due_at", nullable=True),
-        _declare_integer("last"),
-        _declare_integer("bound"),
-        _declare_integer("since", nullable=True),
-        _declare_integer("ready_at", nullable=True),
-        _declare_text("run_id", nullable=True),
-        _declare_text("owner", nullable=True),
-        _declare_integer("epoch"),
-        _declare_integer("lease_until", nullable=True),
-        _declare_integer("retry_at", nullable=True),
-        _declare_text("waiting", nullable=True),
-        _declare_text("stop", nullable=True),
+    key=_declare("name text"),
+    fields=_declare(
+        "due_at integer null, last integer, bound integer, since integer null, "
+        "ready_at integer null, run_id text null, owner text null, epoch integer, "
+        "lease_until integer null, retry_at integer null, waiting text null, stop text null"
     ),
     versioned=True,
     index="due_at",
@@ -226,38 +191,24 @@ at which a worker has to look at it, null if there is nothing to do."""
 
 INBOX = Kind(
     "inbox",
-    key=(_declare_integer("seq"),),
-    fields=(
-        _declare_text("graph"),
-        _declare_text("channel"),
-        _declare_text("mode"),
-        _declare_bytes("dedupe"),
-        _declare_integer("accepted_at"),
-    ),
+    key=_declare("seq integer"),
+    fields=_declare("graph text, channel text, mode text, dedupe bytes, accepted_at integer"),
     body=True,
     compact=False,
 )
 """Accepted message. The run that covers its number has its result. Before that run the message can be
 withdrawn; nothing else changes its record."""
 
-DEDUPE = Kind("dedupe", key=(_declare_bytes("digest"),), fields=(_declare_integer("seq"),))
+DEDUPE = Kind("dedupe", key=_declare("digest bytes"), fields=_declare("seq integer"))
 """Number of the message that was accepted under a dedupe key. A postponed message has no number yet:
 ``seq`` is then minus the time at which it is due, by which the message's document is found."""
 
 RUN = Kind(
     "run",
-    key=(_declare_text("run_id"),),
-    fields=(
-        _declare_integer("first"),
-        _declare_integer("last"),
-        _declare_text("state"),
-        _declare_text("graph"),
-        _declare_text("channel"),
-        _declare_integer("epoch"),
-        _declare_integer("attempts"),
-        _declare_text("base", nullable=True),
-        _declare_integer("started_at"),
-        _declare_integer("updated_at"),
+    key=_declare("run_id text"),
+    fields=_declare(
+        "first integer, last integer, state text, graph text, channel text, epoch integer, "
+        "attempts integer, base text null, started_at integer, updated_at integer"
     ),
     body=True,
     versioned=True,
@@ -268,15 +219,10 @@ The body is its result: an error, or the interrupts that it waits on."""
 
 OUTBOX = Kind(
     "outbox",
-    key=(_declare_integer("seq"),),
-    fields=(
-        _declare_text("run_id"),
-        _declare_integer("ord"),
-        _declare_text("channel"),
-        _declare_text("state"),
-        _declare_integer("attempts"),
-        _declare_text("provider_id", nullable=True),
-        _declare_integer("created_at"),
+    key=_declare("seq integer"),
+    fields=_declare(
+        "run_id text, ord integer, channel text, state text, attempts integer, "
+        "provider_id text null, created_at integer"
     ),
     body=True,
     versioned=True,
@@ -284,18 +230,14 @@ OUTBOX = Kind(
 )
 """Reply to be delivered to a channel."""
 
-EFFECT = Kind(
-    "effect",
-    key=(_declare_text("run_id"), _declare_text("task_id"), _declare_integer("idx")),
-    body=True,
-)
+EFFECT = Kind("effect", key=_declare("run_id text, task_id text, idx integer"), body=True)
 """Result of a side effect within a task, so that the effect is not repeated. A second
 record, under the same key with an empty ``run_id``, has the id of the run that recorded the result."""
 
 DOCUMENT = Kind(
     "document",
-    key=(_declare_text("collection"), _declare_text("name")),
-    fields=(_declare_integer("updated_at"),),
+    key=_declare("collection text, name text"),
+    fields=_declare("updated_at integer"),
     body=True,
     versioned=True,
     by=("updated_at",),
@@ -322,9 +264,7 @@ EXPIRING = "expiring"
 """Collection in the partition ``LISTED``: an empty document, under the thread's name, for each thread with a
 time to live of its own. Its ``updated_at`` is the time at which the thread expires."""
 
-EVENT = Kind(
-    "event", key=(_declare_integer("seq"),), fields=(_declare_text("run_id"),), body=True, compact=False
-)
+EVENT = Kind("event", key=_declare("seq integer"), fields=_declare("run_id text"), body=True, compact=False)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""
 

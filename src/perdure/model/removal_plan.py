@@ -179,9 +179,8 @@ def _find_kept_in_subgraph(
     for root in roots:
         ancestors = ancestry.find_ancestors(root)
         for checkpoint in newest_first:
-            if ancestry.has(checkpoint.root):
-                place = checkpoint.root
-            else:
+            place = checkpoint.root
+            if not ancestry.has(place):
                 place = checkpoint.root_head
             if (place or ORIGIN) in ancestors:
                 kept.add(checkpoint.id)
@@ -261,9 +260,8 @@ def _make_plan(
             checkpoint = group[checkpoint_id]
             changed = checkpoint
             if checkpoint.parent_id in group and checkpoint.parent_id not in kept_here:
-                changed = changed._replace(
-                    parent_id=find_nearest_survivor(checkpoint.parent_id, group, kept_here), cut=True
-                )
+                survivor = find_nearest_survivor(checkpoint.parent_id, group, kept_here)
+                changed = changed._replace(parent_id=survivor, cut=True)
             replaced = _find_replaced_head(checkpoint, group, kept_here, may_skip)
             if replaced != changed.replaced_head:
                 changed = changed._replace(prior=replaced or ORIGIN)

@@ -36,17 +36,11 @@ def parse_duration(value: str | float) -> int:
     Raises:
         ValueError: it is not a number, or not more than 0.
     """
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip())
-        if found:
-            seconds = float(found[1]) * _UNITS_S[found[2]]
-        else:
-            seconds = math.nan
-    else:
-        if isinstance(value, bool):
-            seconds = math.nan
-        else:
-            seconds = float(value)
+    seconds = math.nan
+    if not isinstance(value, str | bool):
+        seconds = float(value)
+    elif found := _DURATION.fullmatch(str(value).strip()):
+        seconds = float(found[1]) * _UNITS_S[found[2]]
     # The product of a finite number of seconds may be infinite.
     if not math.isfinite(seconds * 1_000_000) or seconds <= 0:
         raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from perdure.model.records import SERVER, SESSIONS, STORE, Partition, Record
@@ -72,11 +73,8 @@ def common_prefix(conditions: Iterable[Condition]) -> Labels:
     best: Labels = ()
     for condition in conditions:
         if condition.kind == "prefix":
-            if "*" in condition.path:
-                size = condition.path.index("*")
-            else:
-                size = len(condition.path)
-            best = max(best, condition.path[:size], key=len)
+            known = tuple(takewhile(lambda label: label != "*", condition.path))
+            best = max(best, known, key=len)
     return best
 
 
@@ -136,9 +134,8 @@ def _matches(labels: Labels, condition: Condition) -> bool:
     size = len(condition.path)
     if size > len(labels):
         return False
-    if condition.kind == "prefix":
-        part: Sequence[str] = labels[:size]
-    else:
+    part: Sequence[str] = labels[:size]
+    if condition.kind == "suffix":
         part = labels[len(labels) - size :]
     return all(wanted in ("*", label) for label, wanted in zip(part, condition.path, strict=True))
 

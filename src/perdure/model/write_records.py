@@ -43,7 +43,9 @@ body."""
 def record_key(write: PendingWrite) -> Key:
     """Return the key of the record that holds a write, or will hold it."""
     idx = write.idx
-    return write.namespace, write.checkpoint_id, write.task_id, idx if idx < 0 else idx - idx % SHARED
+    if idx >= 0:
+        idx -= idx % SHARED
+    return write.namespace, write.checkpoint_id, write.task_id, idx
 
 
 def group_by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TypeVar, cast, get_args
 
 from perdure.engine.queue import accept_and_claim, questions, scheduled, signals
+from perdure.engine.queue.claims import RememberedInbox
 from perdure.engine.queue.inbox import Accept, Accepted, Strategy, was_accepted
 from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
-from perdure.engine.queue.runs import RememberedInbox
 from perdure.engine.threads.steering import STEER
 from perdure.errors import LimitReached, PerdureError, QueueFull, Unavailable
 from perdure.model.ops import Expect, Fetch, Put, Refused

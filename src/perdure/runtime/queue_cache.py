@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perdure.engine.queue.claims import RememberedInbox
 from perdure.engine.queue.inbox import Accepted
-from perdure.engine.queue.runs import RememberedInbox
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.model.runs.queue import Lane

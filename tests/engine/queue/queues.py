@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.engine.queue import outbox, runs
+from perdure.engine.queue.claims import Claim, RememberedInbox
 from perdure.engine.queue.inbox import Accept, Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
 from perdure.engine.queue.questions import Asked
-from perdure.engine.queue.runs import Claim, Ending, HeldRun, RememberedInbox
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import (

@@ -9,8 +9,9 @@ import pytest
 
 from perdure.engine.queue import accept_and_claim, subscribers
 from perdure.engine.queue.accept_and_claim import NEW, Begun
+from perdure.engine.queue.claims import Claim, RememberedInbox
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.runs import Claim, RememberedInbox, compute_closed_epoch
+from perdure.engine.queue.runs import compute_closed_epoch
 from perdure.model.ops import Commit, Fetch, Refused
 from perdure.model.program import Effect, ask
 from perdure.model.records import DEDUPE, EPOCH, INBOX, LANE, RUN, Record

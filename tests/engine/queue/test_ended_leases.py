@@ -1,4 +1,7 @@
-"""The leases of ended processes end, those of others stay, however many there are."""
+"""The leases of ended processes end, those of others stay, however many there are.
+
+Covers perdure.engine.queue.due_pages.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from perdure.engine.queue import ended_leases
+from perdure.engine.queue import due_pages, ended_leases
 from perdure.model.ops import Commit, Fetch, Get, Now
 from perdure.model.records import LANE, Partition
 from perdure.model.runs.messages import OPEN, Run
@@ -42,7 +45,7 @@ def lane(storage: Storage, thread: str, *, tenant: str = "", name: str = IN) -> 
 
 
 def test_the_leases_of_ended_processes_end(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended_leases, "_PAGE", 2)
+    monkeypatch.setattr(due_pages, "PAGE", 2)
     start = now(storage)
     for n in range(5):
         # Several at the same time: a page cannot end within them.

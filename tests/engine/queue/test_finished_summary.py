@@ -11,9 +11,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine.queue import finished_summary, runs
+from perdure.engine.queue.claims import Claim
 from perdure.engine.queue.finished_summary import FinishedSummary
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.runs import Claim, Ending, HeldRun
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.model.records import Partition
 from perdure.model.runs.messages import DONE, Message
 from perdure.model.runs.queue import Debounce

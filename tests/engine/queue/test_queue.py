@@ -1,4 +1,7 @@
-"""The queue's use cases over the memory driver, with a clock that the test holds."""
+"""The queue's use cases over the memory driver, with a clock that the test holds.
+
+Covers perdure.engine.queue.claims, perdure.engine.queue.runs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import effect_journal, inbox, runs
+from perdure.engine.queue import claims, effect_journal, inbox, runs
+from perdure.engine.queue.claims import RememberedInbox
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
-from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.engine.retention.thread_removal import delete_thread
 from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
 from perdure.model.ops import Check, Commit, Delete, FindDue, Put
@@ -221,11 +225,11 @@ def test_whoever_takes_over_has_all_the_messages_of_the_run(queue: Queue) -> Non
 
 def test_a_run_of_another_graph_is_left_alone(queue: Queue) -> None:
     queue.accept(graph="other")
-    assert queue.claim() == runs.Unserved("other")  # type: ignore[comparison-overlap]
+    assert queue.claim() == claims.Unserved("other")  # type: ignore[comparison-overlap]
     assert queue.rows(RUN) == queue.rows(EPOCH) == ()
     assert queue.held(graphs=("other",)).run.graph == "other"
     queue.now += TTL
-    assert queue.claim() == runs.Unserved("other")  # type: ignore[comparison-overlap]
+    assert queue.claim() == claims.Unserved("other")  # type: ignore[comparison-overlap]
 
 
 def test_a_run_that_is_handed_over_was_not_attempted(queue: Queue) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.engine.queue import outbox
+from perdure.engine.queue.claims import Unserved
 from perdure.engine.queue.outbox import DeliveryOutcome
-from perdure.engine.queue.runs import Unserved
 from perdure.engine.retention.thread_removal import delete_thread
 from perdure.errors import Conflict, Fenced, NotFound
 from perdure.model.records import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import stuck
+from perdure.engine.queue import due_pages
 from perdure.engine.queue.stuck import Stuck
 from perdure.model.ops import Commit, Now, Op, Put
 from perdure.model.records import DOCUMENT, Partition
@@ -105,7 +105,7 @@ def test_what_is_damaged_is_named_as_such(memory: Storage) -> None:
 
 
 def test_all_of_it_is_counted_page_by_page(memory: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck, "_PAGE", 10)
+    monkeypatch.setattr(due_pages, "PAGE", 10)
     start = now(memory)
     for n in range(100):
         keep(memory, f"t{n}", *message("old", start - 5 * MINUTE - n // 40))

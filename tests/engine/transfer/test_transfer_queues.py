@@ -7,8 +7,9 @@ import pytest
 import perdure
 from perdure import admin
 from perdure.database.base import handle_of
+from perdure.engine.queue.claims import Claim
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
+from perdure.engine.queue.runs import Ending, HeldRun, finish
 from perdure.errors import Conflict
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Message

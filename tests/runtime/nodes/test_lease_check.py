@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from perdure.engine.queue.runs import Claim
+from perdure.engine.queue.claims import Claim
 from perdure.errors import Fenced
 from perdure.model.ops import Now
 from perdure.model.program import ask

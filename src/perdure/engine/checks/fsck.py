@@ -7,19 +7,22 @@ not damage: a crash may leave them, and the next prune removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from perdure.engine.checks.fsck_queue import check_queue
 from perdure.engine.checks.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.checks.scan import Walk, start
+from perdure.engine.requests import try_commit
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_reads import ChunkReader
-from perdure.engine.threads.thread_state import guards, load_view
+from perdure.engine.threads.thread_records import put_head, raise_generation
+from perdure.engine.threads.thread_state import HeadView, guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Op, Put, Range
+from perdure.model.ops import Delete, Expect, Fetch, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import BLOB, CHECKPOINT, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
@@ -28,6 +31,8 @@ from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import format_name
 from perdure.model.values.tree import Expansion
 from perdure.model.write_records import read_writes
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -40,6 +45,15 @@ class _Contents:
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     writes: list[PendingWrite] = field(default_factory=list)
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
+
+    def decode(self, page: Walk, read: Callable[[Record], T]) -> Iterator[T]:
+        """Yield the decoded records of a page, and note those that cannot be read."""
+        for record in page.records:
+            try:
+                yield read(record)
+            except Corrupt as error:
+                self.unreadable.append((record.key, str(error)))
+        self.unreadable += page.unreadable
 
     def newest(self, namespace: str) -> tuple[str, int] | None:
         """Return the stored checkpoint of a namespace with the highest sequence, and that sequence."""
@@ -90,14 +104,8 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
         some = next(split_into_batches(ops, budget, reserve=2))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan again on the repaired thread.
-        generation = Put(
-            GC,
-            (),
-            expect=view.generation or Expect.ABSENT,
-            version=successor(view.generation, *(str(op.key) for op in some)),
-        )
-        outcome = yield from ask(Commit(partition, (fence, generation, *some)))
-        if isinstance(outcome, Committed):
+        generation = raise_generation(view.generation, *(str(op.key) for op in some))
+        if (yield from try_commit(partition, (fence, generation, *some))):
             last_findings = findings
         else:
             refusals += 1
@@ -123,9 +131,8 @@ def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Cont
             findings.append(_to_finding(partition, error))
         if findings and (yield from transfer_claim.is_claimed(partition)):
             # A repair would make a part of the thread visible as if it were all.
-            return _Contents({}, ()), [
-                Finding(partition.thread, "", None, Damage.HEAD, "it has not arrived", ARRIVE)
-            ]
+            arriving = Finding(partition.thread, "", None, Damage.HEAD, "it has not arrived", ARRIVE)
+            return _Contents({}, ()), [arriving]
         if not findings or pulse_before == (yield from _pulse(partition)):
             return contents, findings
     raise Contention(f"thread {partition.thread!r} keeps being written to; check it later")
@@ -159,20 +166,11 @@ def _read(
         # A stub is not verified, and may hold anything.
         places = {(r.key[0], r.key[1]): r.fields["seq"] for r in checkpoints.stubs}
         contents.places.update({k: seq for k, seq in places.items() if isinstance(seq, int)})
-        for record in checkpoints.records:
-            try:
-                contents.checkpoints.append(CheckpointRecord.read(record))
-            except Corrupt as error:
-                contents.unreadable.append((record.key, str(error)))
-        contents.unreadable += checkpoints.unreadable
+        contents.checkpoints += contents.decode(checkpoints, CheckpointRecord.read)
     while not writes.is_last:
         yield from writes.read_next_page(partition)
-        for record in writes.records:
-            try:
-                contents.writes += read_writes((record,))
-            except Corrupt as error:
-                contents.unreadable.append((record.key, str(error)))
-        contents.unreadable += writes.unreadable
+        for some in contents.decode(writes, lambda record: read_writes((record,))):
+            contents.writes += some
     return contents
 
 
@@ -203,15 +201,11 @@ def _find_holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
         if place is None:
             if record.cut:
                 continue
-            detail = f"its parent {parent} is not stored, and no removal has marked the cut"
+            detail, advice = f"its parent {parent} is not stored, and no removal has marked the cut", REPAIR
             if record.deltas:
                 names = ", ".join(record.deltas)
                 advice = f"the values of {names} are replayed from what is gone: {RESTORE}"
-                yield Finding(partition.thread, record.namespace, record.id, Damage.HOLE, detail, advice)
-            else:
-                yield Finding(
-                    partition.thread, record.namespace, record.id, Damage.HOLE, detail, REPAIR, True
-                )
+            yield Finding(partition.thread, *record.name, Damage.HOLE, detail, advice, not record.deltas)
         elif place >= record.seq:
             detail = f"has the sequence {record.seq}, its parent {parent} the later {place}"
             yield Finding(partition.thread, record.namespace, record.id, Damage.ORDER, detail, RESTORE)
@@ -261,23 +255,21 @@ def _check_chunks(
     findings: list[Finding] = []
     for name, what, ref in owners:
         error, needs = yield from _expand(reader, (ref,), sound)
+        faults: list[tuple[Damage, str]] = []
         if error:
-            detail = f"{what} cannot be read: {error}"
-            findings.append(Finding(partition.thread, *name, Damage.UNREADABLE, detail, RESTORE))
+            faults.append((Damage.UNREADABLE, f"cannot be read: {error}"))
         absent = sorted(needs - sound - damaged)
+        needed = f"needs {len(absent)} chunks that are not stored"
         if absent and in_packs:
-            detail = (
-                f"{what} needs {len(absent)} chunks that are not stored or in damaged records: {in_packs}"
-            )
-            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, RESTORE))
+            faults.append((Damage.DAMAGED, f"{needed} or in damaged records: {in_packs}"))
         elif absent:
-            detail = f"{what} needs {len(absent)} chunks that are not stored, the first {absent[0].hex()}"
-            findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, RESTORE))
-        changed = sorted(needs & damaged)
-        if changed:
-            detail = f"{what} needs {len(changed)} chunks whose bytes do not match their digests"
-            detail += f", the first {changed[0].hex()}"
-            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, RESTORE))
+            faults.append((Damage.DANGLING, f"{needed}, the first {absent[0].hex()}"))
+        if changed := sorted(needs & damaged):
+            needed = f"needs {len(changed)} chunks whose bytes do not match their digests"
+            faults.append((Damage.DAMAGED, f"{needed}, the first {changed[0].hex()}"))
+        findings += [
+            Finding(partition.thread, *name, kind, f"{what} {fault}", RESTORE) for kind, fault in faults
+        ]
     return findings
 
 
@@ -302,7 +294,10 @@ def _classify_chunks(
         yield from blobs.read_next_page(partition)
         for record in blobs.records:
             name = record.key[0]
-            (damaged if digest.read_stored(name, record.body) is None else sound).add(name)
+            if digest.read_stored(name, record.body) is None:
+                damaged.add(name)
+            else:
+                sound.add(name)
         damaged.update(key[0] for key, _ in blobs.unreadable)
     return sound, damaged
 
@@ -356,27 +351,20 @@ def _find_proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointR
 
 
 def _fix_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
-    for namespace in dict.fromkeys(
-        f.namespace for f in findings if f.repairable and f.kind in (Damage.HEAD, Damage.ORDER)
-    ):
+    broken = [f.namespace for f in findings if f.repairable and f.kind in (Damage.HEAD, Damage.ORDER)]
+    for namespace in dict.fromkeys(broken):
         head = contents.heads.get(namespace)
         newest = contents.newest(namespace)
         if newest is None:
             if head is not None:
                 yield Delete(HEAD, (namespace,), head.version)
             continue
-        target, seq = newest
+        (target, seq), version = newest, 0
         if head is not None:
             # A sequence is never reused; a head that names a stored checkpoint stays there.
-            seq = max(seq, head.fields["seq"])
+            version, seq = head.version, max(seq, head.fields["seq"])
             named = head.fields["checkpoint_id"]
             if (namespace, named) in contents.places:
                 target = named
-        version = head.version if head is not None else 0
-        yield Put(
-            HEAD,
-            (namespace,),
-            {"checkpoint_id": target, "seq": seq},
-            expect=version or Expect.ABSENT,
-            version=successor(version, target),
-        )
+        after = HeadView(successor(version, target), target, seq)
+        yield put_head(namespace, after, version or Expect.ABSENT)

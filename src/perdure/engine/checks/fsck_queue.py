@@ -62,7 +62,7 @@ def _read(partition: Partition) -> Program[_Queue]:
     inboxes, outboxes, timers, epochs = yield from ask(
         Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(LANE, (WAITS,)), Get(EPOCH, ())))
     )
-    open_run = epochs[0].fields["open_run"] if epochs else None
+    open_run = next((epoch.fields["open_run"] for epoch in epochs), None)
     timer = Lane.read(WAITS, timers)
     queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), timer, open_run)
     walks = yield from start(partition, [kind for kind, _, _ in _KINDS])
@@ -142,7 +142,5 @@ def _join(name: str, numbers: Sequence[int]) -> str:
     """Join the first few numbers, and the count of the others."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     if len(numbers) > _SHOWN:
-        more = f" and {len(numbers) - _SHOWN} more"
-    else:
-        more = ""
-    return f"{name} {shown}{more}"
+        shown += f" and {len(numbers) - _SHOWN} more"
+    return f"{name} {shown}"

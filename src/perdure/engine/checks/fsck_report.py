@@ -37,8 +37,9 @@ class Finding:
     repairable: bool = False
 
     def __str__(self) -> str:
-        place = f" {self.namespace}" if self.namespace else ""
-        where = f"thread {self.thread_id!r}{place}"
+        where = f"thread {self.thread_id!r}"
+        if self.namespace:
+            where += f" {self.namespace}"
         if self.checkpoint_id is not None:
             where += f", checkpoint {self.checkpoint_id}"
         return f"{where}: {self.kind.value}: {self.detail}; {self.advice}"

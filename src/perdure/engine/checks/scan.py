@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perdure.engine.requests import read_records
 from perdure.errors import Corrupt
-from perdure.model.ops import Fetch, Get, Range
+from perdure.model.ops import Fetch, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import Key, Kind, Partition, Record
 
@@ -43,7 +44,8 @@ class Walk:
             (self.ahead,) = yield from ask(Fetch(partition, (_page(self.kind, self._end),)))
         found, self.ahead = self.ahead, None
         self.is_last = len(found) < _PAGE
-        self._end = found[-1].key if found else self._end
+        if found:
+            self._end = found[-1].key
         self.stubs = tuple(stub for stub in found if self._has_right_types(stub))
         self.records = []
         self.unreadable = [
@@ -55,26 +57,20 @@ class Walk:
             if not self._has_right_types(stub)
         ]
         keys = [stub.key for stub in self.stubs]
-        if not keys:
-            return
         try:
-            self.records = yield from self._get(partition, keys)
+            self.records = yield from read_records(partition, self.kind, keys)
         except Corrupt:
             # An unreadable record fails the whole request: ask for each by itself.
             self.records = []
             for key in keys:
                 try:
-                    self.records += yield from self._get(partition, [key])
+                    self.records += yield from read_records(partition, self.kind, [key])
                 except Corrupt as error:
                     self.unreadable.append((key, str(error)))
 
     def _has_right_types(self, stub: Record) -> bool:
         parts = zip(self.kind.key, stub.key, strict=True)
         return all(isinstance(part, _TYPES[column.kind]) for column, part in parts)
-
-    def _get(self, partition: Partition, keys: list[Key]) -> Program[list[Record]]:
-        answers = yield from ask(Fetch(partition, tuple(Get(self.kind, key) for key in keys)))
-        return [record for answer in answers for record in answer]
 
 
 def start(partition: Partition, kinds: Sequence[Kind]) -> Program[list[Walk]]:

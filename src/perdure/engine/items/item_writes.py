@@ -6,13 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from perdure.engine.items import search_index
 from perdure.engine.items.known_generations import KnownGenerations
 from perdure.engine.items.search_index import Generation
+from perdure.engine.requests import expect_unchanged, first_of
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention, TooLarge
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Expect,
+    Expectation,
+    Fetch,
+    Get,
+    Op,
+    Put,
+    Range,
+)
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Partition, Record
 from perdure.model.store_items import Write, expiry, is_over, labels_of
@@ -55,12 +69,12 @@ def commit_writes(
     """
     # Deletions are planned on a read, which shows whether the namespace has a generation, and so an index.
     overwrites = keeps and all(w.body is not None for w in writes)
+    changes_index = any(map(is_indexed, writes))
     if overwrites and not any(w.entry for w in writes):
-        removes = any(map(is_indexed, writes))
-        also = (search_index.make_generation_removal(),) if removes else ()
-        yield from ask(Commit(partition, (*_plan_overwrite(writes), *also)))
+        yield from ask(Commit(partition, (*_plan_overwrite(writes), *_remove_generation(changes_index))))
         return
-    known = known if any(map(is_indexed, writes)) else None
+    if not changes_index:
+        known = None
     if overwrites and known is not None and (guess := known.get(partition)) is not None:
         ops = _plan_overwrite(writes)
         change, after = _plan_generation(ops, writes, guess, budget)
@@ -68,26 +82,28 @@ def commit_writes(
             known.note_commit(partition, guess.version, after)
             return
         known.note_refusal(partition, guess.version)
-    attempt = 0
-    while True:
-        headers = () if overwrites else tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
-        generation = (search_index.GENERATION,) if any(map(is_indexed, writes)) else ()
-        answers = yield from ask(Fetch(partition, (*generation, *headers)))
+    items: list[Get | Range] = []
+    if changes_index:
+        items.append(search_index.GENERATION)
+    if not overwrites:
+        items += [Range(ITEM, (w.key,), bodies=False) for w in writes]
+    for attempt in count():
+        answers = yield from ask(Fetch(partition, tuple(items)))
         records = [record for answer in answers for record in answer]
-        stored = {record.key[0]: record for record in records if record.kind is ITEM}
-        ops = _plan_overwrite(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
+        if overwrites:
+            ops = _plan_overwrite(writes)
+        else:
+            stored = {record.key[0]: record for record in records if record.kind is ITEM}
+            ops = _plan(writes, stored, exact=attempt < EXACT)
         if not ops:
             return
         found = next((record for record in records if record.kind is not ITEM), None)
-        before = search_index.generation_of(found) if found is not None and attempt == 0 else None
-        if before is not None and (yield from _leaves_nothing(partition, writes)):
-            before = None
+        before = yield from _read_generation(partition, writes, found, attempt)
         change, after = _plan_generation(ops, writes, before, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
             if known is not None and change:
-                known.note_commit(partition, None if found is None else found.version, after)
+                known.note_commit(partition, found and found.version, after)
             return
-        attempt += 1
 
 
 def is_indexed(write: Write) -> bool:
@@ -97,14 +113,11 @@ def is_indexed(write: Write) -> bool:
 
 def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
     """Return the operations of writes that remove nothing, for drivers that keep the creation time."""
-    items = tuple(
+    items = [
         Put(ITEM, (w.key,), _make_fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
         for w in writes
-    )
-    return (
-        *items,
-        *(_make_entry_op(w) for w in writes if w.entry is not None),
-    )
+    ]
+    return (*items, *(_make_entry_op(w) for w in writes if w.entry is not None))
 
 
 def commit_if_unchanged(
@@ -139,12 +152,7 @@ def commit_if_unchanged(
         keys = dict.fromkeys([*(w.key for w in writes), *seen.keys])
         gets = tuple(Get(ITEM, (key,)) for key in keys)
         answers = yield from ask(Fetch(partition, (search_index.GENERATION, *gets)))
-        if answers[0] and not attempt:
-            before = search_index.generation_of(answers[0][0])
-        else:
-            before = None
-        if before is not None and (yield from _leaves_nothing(partition, writes)):
-            before = None
+        before = yield from _read_generation(partition, writes, first_of(answers[0]), attempt)
         stored = {record.key[0]: record for answer in answers[1:] for record in answer}
         living = {key: record for key, record in stored.items() if not is_over(record, seen.now)}
         if not all(seen.is_unchanged(key, living.get(key)) for key in seen.keys):
@@ -171,14 +179,12 @@ def _guard(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]
         if isinstance(op, Delete) and op.kind is ITEM:
             op = op._replace(expect=stored[op.key[0]].version)
         ops.append(op)
-    versions = {key: stored[key].version if key in stored else Expect.ABSENT for key in left}
-    return [*(Check(ITEM, (key,), version) for key, version in versions.items()), *ops]
+    return [*(Check(ITEM, (key,), expect_unchanged(stored.get(key))) for key in left), *ops]
 
 
 def weigh_write(write: Write) -> tuple[int, int]:
     """Return the operations and bytes of a write, with its entry in the search index or the removal of it."""
-    size = len(write.body or b"") + len(write.entry or b"")
-    return 1 if write.body is not None and write.entry is None else 2, size
+    return 1 + is_indexed(write), len(write.body or b"") + len(write.entry or b"")
 
 
 def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
@@ -189,12 +195,13 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
             if before is not None:
                 ops += (Delete(ITEM, (w.key,)), search_index.make_removal(w.key))
             continue
-        living = before is not None and not is_over(before, w.at)
-        fields = _make_fields(w, before.fields["created_at"] if before is not None and living else w.at)
-        seen = Expect.ABSENT if before is None else before.version
-        ops.append(
-            Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
-        )
+        created_at = w.at
+        if before is not None and not is_over(before, w.at):
+            created_at = before.fields["created_at"]
+        expect: Expectation = Expect.ANY
+        if exact:
+            expect = expect_unchanged(before)
+        ops.append(Put(ITEM, (w.key,), _make_fields(w, created_at), w.body, expect, w.version))
         if w.entry is not None:
             ops.append(_make_entry_op(w))
     return tuple(ops)
@@ -205,6 +212,22 @@ def _make_entry_op(write: Write) -> Op:
     if not write.entry:
         return search_index.make_removal(write.key)
     return search_index.make_stored_entry_op(write.key, write.entry, write.version)
+
+
+def _read_generation(
+    partition: Partition, writes: Sequence[Write], found: Record | None, attempt: int
+) -> Program[Generation | None]:
+    """Return the generation in whose record a commit of writes is noted, as ``_plan_generation`` takes it."""
+    if found is None or attempt or (yield from _leaves_nothing(partition, writes)):
+        return None
+    return search_index.generation_of(found)
+
+
+def _remove_generation(is_needed: bool) -> tuple[Op, ...]:
+    """Return the removal of the generation, if that is needed."""
+    if is_needed:
+        return (search_index.make_generation_removal(),)
+    return ()
 
 
 def _leaves_nothing(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
@@ -223,7 +246,7 @@ def _make_fields(write: Write, created_at: int) -> dict[str, int | None]:
         "created_at": created_at,
         "updated_at": write.at,
         "ttl": write.ttl,
-        "expires_at": None if write.ttl is None else expiry(write.ttl, write.at),
+        "expires_at": expiry(write.ttl, write.at),
     }
 
 
@@ -240,16 +263,15 @@ def _plan_generation(
             checked it was refused, so that writers of different items do not wait for each other.
         budget: The limits of a commit.
     """
-    changed = [w for w in writes if w.entry is not None or w.body is None]
-    version = changed[0].version if changed else 0
+    changed = list(filter(is_indexed, writes))
+    version = next((w.version for w in changed), 0)
     is_logged = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
     if before is not None and is_logged and changed:
         op, after = search_index.log_generation(before, version, [w.key for w in changed])
         return (op,), after
     if any(w.entry for w in changed):
         return (search_index.make_generation_op(version),), Generation(version, [])
-    removes = any(isinstance(op, Delete) for op in ops)
-    return ((search_index.make_generation_removal(),) if removes else ()), None
+    return _remove_generation(any(isinstance(op, Delete) for op in ops)), None
 
 
 def weight(part: Sequence[Op]) -> tuple[int, int]:

@@ -10,22 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from perdure.engine.complete_reads import list_all_partitions, read_all
 from perdure.engine.items import item_writes, search_index
 from perdure.engine.items.item_writes import weigh_write, weight
 from perdure.engine.items.known_generations import KnownGenerations
+from perdure.engine.requests import read_records, try_commit
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import (
     Bound,
-    Commit,
-    Committed,
     Delete,
     Drop,
     Fetch,
     FindExpired,
     FindItems,
     FindThreads,
-    Get,
     ItemPlace,
     Op,
     Put,
@@ -71,10 +70,8 @@ class Hit(Generic[V]):
 
 def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[str, Record]]:
     """Return the living items among the keys."""
-    if not keys:
-        return {}
-    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
-    return {r.key[0]: r for answer in answers for r in answer if not is_over(r, now)}
+    records = yield from read_records(partition, ITEM, [(key,) for key in keys])
+    return {r.key[0]: r for r in records if not is_over(r, now)}
 
 
 def write(
@@ -167,9 +164,12 @@ def find(
     if not limit:
         return out
     seen: set[tuple[Partition, Key]] = set()
-    skip, passed = (offset, offset) if everything else (0, 0)
+    skip = passed = 0
     most = _FOUND
-    size = limit if everything else max(_WHOLE, offset + limit)
+    size = max(_WHOLE, offset + limit)
+    if everything:
+        skip = passed = offset
+        size = limit
     last: ItemPlace | None = None
     while True:
         size = min(size, most)
@@ -201,7 +201,9 @@ def find(
         skip = 0
         average = 1 + weight // len(page)
         most = min(_FOUND_MOST, max(_FOUND, _FOUND_BYTES // average))
-        size = limit - len(out) if everything else size * 4
+        size *= 4
+        if everything:
+            size = limit - len(out)
 
 
 def search(
@@ -232,9 +234,9 @@ def search(
     for partition in (yield from _list_within(tenant, prefix)):
         heads += yield from _read_headers(partition, bodies, now)
     heads.sort(key=_newest_first)
-    skip = 0 if everything else offset
+    skip = offset
     if everything:
-        heads = heads[offset : offset + limit]
+        heads, skip = heads[offset : offset + limit], 0
     for at in range(0, len(heads), _WHOLE):
         some = heads[at : at + _WHOLE]
         wanted: dict[Partition, list[str]] = {}
@@ -247,8 +249,7 @@ def search(
         for partition, head in some:
             found = bodies.pop((partition, head.key), None)
             labels = labels_of(partition.thread)
-            value = None if found is None else judge(labels, found)
-            if found is None or value is None:
+            if found is None or (value := judge(labels, found)) is None:
                 continue
             if skip:
                 skip -= 1
@@ -261,30 +262,17 @@ def search(
 
 def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
     """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
-    out: list[Partition] = []
-    after: Partition | None = None
-    while page := (yield from _list_page(tenant, prefix, after)):
-        out += page
-        after = page[-1]
-    return out
+    return (yield from list_all_partitions(tenant, STORE, name_of(prefix)))
 
 
 def count_within(tenant: str, is_wanted: Callable[[Labels], bool], now: int) -> Program[int]:
     """Return the number of living items in the namespaces of a tenant that are wanted; others are not
     read."""
     count = 0
-    after: Partition | None = None
-    while page := (yield from _list_page(tenant, (), after)):
-        for partition in page:
-            key: Key | None = None
-            is_last = not is_wanted(labels_of(partition.thread))
-            while not is_last:
-                headers = Range(ITEM, after=key, limit=_HEADERS, bodies=False)
-                (found,) = yield from ask(Fetch(partition, (headers,)))
-                count += sum(not is_over(record, now) for record in found)
-                is_last = len(found) < _HEADERS
-                key = None if is_last else found[-1].key
-        after = page[-1]
+    for partition in (yield from read_namespaces(tenant, ())):
+        if is_wanted(labels_of(partition.thread)):
+            (found,) = yield from read_all(partition, Range(ITEM, bodies=False))
+            count += sum(not is_over(record, now) for record in found)
     return count
 
 
@@ -293,12 +281,9 @@ def remove_empty_names(
 ) -> Program[None]:
     """Remove from the catalogue the names of namespaces within a prefix that hold nothing, as names may be
     personal data. A namespace that is written to meanwhile stays."""
-    after: Partition | None = None
-    while page := (yield from _list_page(tenant, prefix, after)):
-        for partition in page:
-            if is_wanted(labels_of(partition.thread)):
-                yield from ask(Drop(partition, if_empty=True))
-        after = page[-1]
+    for partition in (yield from read_namespaces(tenant, prefix)):
+        if is_wanted(labels_of(partition.thread)):
+            yield from ask(Drop(partition, if_empty=True))
 
 
 def _read_headers(
@@ -307,7 +292,9 @@ def _read_headers(
     """Return the living items of a namespace without their bodies. The first bodies are put into ``bodies``
     unless that has many already."""
     keeps = len(bodies) < _KEPT
-    size = _WHOLE if keeps else _HEADERS
+    size = _HEADERS
+    if keeps:
+        size = _WHOLE
     (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=size, bodies=keeps),)))
     if keeps:
         bodies.update({(partition, record.key): record for record in found})
@@ -326,13 +313,7 @@ def _newest_first(place: tuple[Partition, Record]) -> tuple[int, str, Key]:
 
 
 def list_namespaces(
-    tenant: str,
-    conditions: Sequence[Condition],
-    *,
-    depth: int | None,
-    offset: int,
-    limit: int,
-    now: int,
+    tenant: str, conditions: Sequence[Condition], *, depth: int | None, offset: int, limit: int, now: int
 ) -> Program[list[Labels]]:
     """Return the namespaces that meet the conditions and are not empty, in order, cut to ``depth`` labels."""
     prefix = common_prefix(conditions)
@@ -340,7 +321,8 @@ def list_namespaces(
     cut: Labels | None = None
     after: Partition | None = None
     while len(out) < offset + limit:
-        page = yield from _list_page(tenant, prefix, after)
+        find = FindThreads(tenant, after=after, limit=_NAMES, space=STORE, prefix=name_of(prefix))
+        page = [hit.partition for hit in (yield from ask(find))]
         if not page:
             break
         for partition in page:
@@ -385,31 +367,21 @@ def _commit_each(
     the number of committed parts."""
     committed = 0
     for batch in split(parts, weight, budget, reserve=len(also)):
-        outcome = yield from ask(Commit(partition, (*(op for part in batch for op in part), *also)))
-        if isinstance(outcome, Committed):
+        if (yield from try_commit(partition, (*(op for part in batch for op in part), *also))):
             committed += len(batch)
-            continue
-        for part in batch if len(batch) > 1 else ():
-            committed += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
+        elif len(batch) > 1:
+            for part in batch:
+                committed += yield from try_commit(partition, (*part, *also))
     return committed
-
-
-def _list_page(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
-    """Return a page of the namespaces within a prefix; each may be empty."""
-    name = name_of(prefix)
-    find = FindThreads(tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
-    return [found.partition for found in (yield from ask(find))]
 
 
 def _list_within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
     """Return the namespaces within a prefix. If none is listed, return the prefix itself: a database may list
     new namespaces a moment late."""
-    page = yield from _list_page(tenant, prefix, None)
-    out = page or ([partition_of(tenant, prefix)] if prefix else [])
-    while len(page) == _NAMES:
-        page = yield from _list_page(tenant, prefix, page[-1])
-        out = [*out, *page]
-    return out
+    found = yield from read_namespaces(tenant, prefix)
+    if prefix and not found:
+        return [partition_of(tenant, prefix)]
+    return found
 
 
 def _is_inhabited(partition: Partition, now: int) -> Program[bool]:

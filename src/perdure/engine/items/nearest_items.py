@@ -9,7 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from perdure.engine.items import search_index
 from perdure.engine.items.items import Hit
-from perdure.model.ops import Fetch, FindNearest, Get, IndexHit
+from perdure.engine.requests import read_records, version_of
+from perdure.model.ops import Fetch, FindNearest, IndexHit
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Key, Partition, Record
 from perdure.model.store_items import Labels, is_over, labels_of
@@ -101,11 +102,7 @@ class _Page(Generic[V]):
                     self.outdated[each.partition] = each.generation
                     continue
                 labels = labels_of(each.partition.thread)
-                if is_over(item, self._now):
-                    value = None
-                else:
-                    value = self._judge(labels, item)
-                if value is None:
+                if is_over(item, self._now) or (value := self._judge(labels, item)) is None:
                     continue
                 passed += 1
                 if self._offset < passed <= self._offset + self._limit:
@@ -117,8 +114,8 @@ class _Page(Generic[V]):
             wanted.setdefault(each.partition, []).append(each.key)
         found: dict[tuple[Partition, str], Record] = {}
         for partition, keys in wanted.items():
-            answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
-            records = {record.key[0]: record for answer in answers for record in answer}
+            read = yield from read_records(partition, ITEM, [(key,) for key in keys])
+            records = {record.key[0]: record for record in read}
             found |= {(partition, key): record for key, record in records.items()}
             self.orphans.setdefault(partition, []).extend(key for key in keys if key not in records)
         return found
@@ -128,7 +125,7 @@ def _has_changed(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
     """Return True if an index now has another generation than the one by which it ranked."""
     for partition, generation in ranked_by.items():
         (found,) = yield from ask(Fetch(partition, (search_index.GENERATION,)))
-        if (found[0].version if found else 0) != (generation or 0):
+        if version_of(found) != (generation or 0):
             return True
     return False
 
@@ -143,10 +140,9 @@ def find_nearest_stored(
 ) -> Program[list[Hit[V]]]:
     """Return the result of ``find_nearest`` where the database compares the vectors, by ``find``: the request
     for the items nearest to the query. Other arguments as for ``search``."""
+    size = 2 * (offset + limit) + _WHOLE
     if everything:
         size = offset + limit + _SPARE
-    else:
-        size = 2 * (offset + limit) + _WHOLE
     exact = False
     while limit:
         found = yield from ask(replace(find, limit=size, exact=exact))
@@ -154,9 +150,11 @@ def find_nearest_stored(
         is_complete = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
         if len(out) == limit or (len(found) < size and is_complete):
             return out
-        # The database's index finds too few items of these namespaces: search without it.
-        exact = exact or len(found) < size
-        size *= _GROWTH if len(found) == size else 1
+        if len(found) < size:
+            # The database's index finds too few items of these namespaces: search without it.
+            exact = True
+        else:
+            size *= _GROWTH
     return []
 
 
@@ -164,18 +162,16 @@ def _judge_all(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | 
     """Return those of the found items that are accepted, each once with its best score, the best first, equal
     ones by name; those whose value has changed since it was indexed are left out."""
     out: dict[tuple[Partition, Key], Hit[V]] = {}
-    for hit in sorted(found, key=_by_rank):
-        record, ranked = hit.record, hit.ranked
-        if record is None or ranked is None or (hit.partition, record.key) in out:
+    whole = [
+        (hit.ranked, hit.partition, hit.record)
+        for hit in found
+        if hit.ranked is not None and hit.record is not None
+    ]
+    for ranked, partition, record in sorted(whole, key=lambda hit: (-hit[0].score, hit[1], hit[2].key)):
+        if (partition, record.key) in out or search_index.content_of(record.body) != ranked.content:
             continue
-        if search_index.content_of(record.body) != ranked.content:
-            continue
-        labels = labels_of(hit.partition.thread)
+        labels = labels_of(partition.thread)
         value = judge(labels, record)
         if value is not None:
-            out[hit.partition, record.key] = Hit(labels, record, value, ranked.score)
+            out[partition, record.key] = Hit(labels, record, value, ranked.score)
     return list(out.values())
-
-
-def _by_rank(hit: IndexHit) -> tuple[float, Partition, Key]:
-    return -hit.ranked.score if hit.ranked else 0.0, hit.partition, hit.record.key if hit.record else ()

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import ormsgpack
 
+from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import read_records, try_commit, version_of
 from perdure.errors import Corrupt, TooLarge
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, ITEM, Key, Partition, Record
 from perdure.model.store_items import labels_of
@@ -28,7 +30,7 @@ _UNREADABLE = (
     "the record of a search index's generation cannot be read; `perdure store reindex` cannot repair "
     "it: delete the namespace's items and put them again, or restore a backup"
 )
-_HEADERS = 1000
+_EMPTY = ormsgpack.packb([])
 _BODIES = 200
 _AGAIN = 3
 """Maximum number of attempts to read changes of one moment while others write; after that the changes may be
@@ -131,7 +133,9 @@ def log_generation(before: Generation, version: int, keys: Sequence[str]) -> tup
     body = ormsgpack.packb(log)
     while len(body) > LOG_BYTES:
         log = log[1:]
-        body = ormsgpack.packb(log) if log else b""
+        body = ormsgpack.packb(log)
+    if not log:
+        body = b""
     op = Put(DOCUMENT, _GENERATION, {"updated_at": 0}, body, expect=before.version, version=version)
     return op, Generation(version, log)
 
@@ -145,10 +149,7 @@ def _read_log(record: Record) -> list[Any]:
     """Return the commits that a generation's record names, the last one last, each as it is stored: the
     generation before it, and the keys of the items whose entries it changed."""
     try:
-        if record.body:
-            log: Any = ormsgpack.unpackb(record.body)
-        else:
-            log = []
+        log: Any = ormsgpack.unpackb(record.body or _EMPTY)
     except ValueError as error:
         raise Corrupt(_UNREADABLE) from error
     if not isinstance(log, list):
@@ -194,13 +195,12 @@ def read_changes(
     while True:
         left -= 1
         (found,) = yield from ask(Fetch(partition, (GENERATION,)))
-        current = found[0].version if found else 0
+        current = version_of(found)
         if found and current == generation:
             return None
+        changed = None
         if found and generation:
             changed = _find_changed(found[0], generation)
-        else:
-            changed = None
         if changed is not None:
             wanted, kept, absent = changed, {}, []
         else:
@@ -235,7 +235,7 @@ def _read_entries(
         out.update(
             (_item_key(record), _read_entry(partition, record)) for answer in answers for record in answer
         )
-        is_same = is_same and (found[0].version if found else 0) == generation
+        is_same = is_same and version_of(found) == generation
     return out, is_same
 
 
@@ -244,11 +244,10 @@ def read_values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -
     out: dict[str, bytes] = {}
     keys = list(entries)
     for start in range(0, len(keys), _BODIES):
-        wanted = tuple(Get(ITEM, (key,)) for key in keys[start : start + _BODIES])
-        for records in (yield from ask(Fetch(partition, wanted))):
-            for record in records:
-                if content_of(record.body) == entries[record.key[0]].entry.content:
-                    out[record.key[0]] = record.body
+        wanted = [(key,) for key in keys[start : start + _BODIES]]
+        for record in (yield from read_records(partition, ITEM, wanted)):
+            if content_of(record.body) == entries[record.key[0]].entry.content:
+                out[record.key[0]] = record.body
     return out
 
 
@@ -268,11 +267,7 @@ def make_copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, 
 
 
 def _read_records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
-    if keys:
-        answers = yield from ask(Fetch(partition, _make_gets(keys)))
-    else:
-        answers = ()
-    return [record for records in answers for record in records]
+    return (yield from read_records(partition, DOCUMENT, [get.key for get in _make_gets(keys)]))
 
 
 def _make_gets(keys: Sequence[str]) -> tuple[Get, ...]:
@@ -280,15 +275,8 @@ def _make_gets(keys: Sequence[str]) -> tuple[Get, ...]:
 
 
 def _read_versions(partition: Partition) -> Program[dict[str, int]]:
-    out: dict[str, int] = {}
-    after: Key | None = None
-    while True:
-        page = Range(DOCUMENT, (_COLLECTION,), after=after, limit=_HEADERS, bodies=False)
-        (records,) = yield from ask(Fetch(partition, (page,)))
-        out.update({_item_key(record): record.version for record in records if record.key != _GENERATION})
-        if len(records) < _HEADERS:
-            return out
-        after = records[-1].key
+    (records,) = yield from read_all(partition, Range(DOCUMENT, (_COLLECTION,), bodies=False))
+    return {_item_key(record): record.version for record in records if record.key != _GENERATION}
 
 
 def orphans(partition: Partition, items: Iterable[str]) -> Program[list[str]]:
@@ -319,9 +307,8 @@ def store_entries(
     for key, (body, expected) in entries.items():
         ops += (Check(ITEM, (key,), expected), make_stored_entry_op(key, body, version))
     for key, item in removed.items():
-        ops += (Check(ITEM, (key,), Expect.ABSENT if item is None else item), make_removal(key))
-    outcome = yield from ask(Commit(partition, (*ops, make_generation_op(version))))
-    return isinstance(outcome, Committed)
+        ops += (Check(ITEM, (key,), item or Expect.ABSENT), make_removal(key))
+    return (yield from try_commit(partition, (*ops, make_generation_op(version))))
 
 
 def _item_key(record: Record) -> str:

@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from perdure.engine.queue.claims import Claim, PlannedClaim, RememberedInbox
 from perdure.engine.queue.inbox import Accept, Accepted
 from perdure.engine.queue.questions import would_abandon_question
-from perdure.engine.queue.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
+from perdure.engine.queue.runs import HeldRun
+from perdure.engine.requests import version_of
 from perdure.model.ops import Commit, Committed, Get, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, LANE, Record
@@ -35,7 +37,7 @@ class Begun(NamedTuple):
 def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
     """Return an inbox from the answers to ``GETS``."""
     lanes, epochs = found
-    return RememberedInbox(Lane.read(IN, lanes), epochs[0].version if epochs else 0)
+    return RememberedInbox(Lane.read(IN, lanes), version_of(epochs))
 
 
 def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
@@ -89,13 +91,8 @@ def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Prog
     (message,) = planned.held.messages
     outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))
     if isinstance(outcome, Committed):
-        held, replaced_version = planned.held, known.lane.version
-        return Begun(
-            Accepted(
-                message.seq, message.id, False, held.lane, message, not replaced_version, replaced_version
-            ),
-            held,
-        )
+        held = planned.held
+        return Begun(Accepted.of(message, held.lane, message.seq, known.lane.version), held)
     return outcome
 
 

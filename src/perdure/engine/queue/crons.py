@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.complete_reads import read_all
 from perdure.engine.documents import Document
+from perdure.engine.requests import commit_for, read_record
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt, QueueFull
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, LANE, SERVER, Partition, Record
@@ -60,8 +62,10 @@ class Cron(NamedTuple):
     def of(cls, document: Document) -> Cron:
         """Return the cron of a document; raises ``Corrupt`` if it has none."""
         name, fields, order, version, fault = document
+        due_at: int | None = order
+        if order == _NEVER:
+            due_at = None
         try:
-            due_at = None if order == _NEVER else order
             times = fields["created_at"], fields["updated_at"]
             return cls(name, fields["cron"], due_at, *times, version, fields.get("claimed_until", 0))
         except KeyError as error:
@@ -119,27 +123,17 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
         Contention: other writers win each time.
     """
 
-    def load() -> Program[tuple[_View]]:
-        return ((yield from _load_view(partition, cron_id)),)
-
-    def attempt(seen: tuple[_View]) -> Program[tuple[Cron | None] | None]:
-        (view,) = seen
-        if view.cron is None:
-            return (None,)
-        after = alter(view.cron)
-        if after is None:
-            return (view.cron,)
+    def attempt(view: _View) -> Program[tuple[Cron | None] | None]:
         before = view.cron
-        cron = before._replace(
-            body=after.body,
-            due_at=after.due_at,
-            # A claim is not a change of the cron itself.
-            updated_at=before.updated_at if after.claimed_until else now,
-            version=successor(before.version, fresh, now),
-            claimed_until=after.claimed_until,
-        )
+        if before is None or (after := alter(before)) is None:
+            return (before,)
+        cron = before._replace(**after._asdict(), version=successor(before.version, fresh, now))
+        # A claim is not a change of the cron itself.
+        if not after.claimed_until:
+            cron = cron._replace(updated_at=now)
         return (yield from _store(partition, view, cron, before.version, fresh))
 
+    load = partial(_load_view, partition, cron_id)
     (changed,) = yield from retry_attempt(partition, None, load, attempt)
     return changed
 
@@ -147,25 +141,17 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
 def remove(partition: Partition, cron_id: str) -> Program[bool]:
     """Remove a cron, readable or not; ``False`` if there is none."""
 
-    def load() -> Program[tuple[_View]]:
-        return ((yield from _load_view(partition, cron_id, bodies=False)),)
-
-    def attempt(seen: tuple[_View]) -> Program[bool | None]:
-        (view,) = seen
+    def attempt(view: _View) -> Program[bool | None]:
         if view.version is None:
             return False
         # If the queue record is missing, ``arm`` stores it for the other crons.
-        missing = Check(LANE, (CRONS,), Expect.ABSENT)
+        queued: Op = Check(LANE, (CRONS,), Expect.ABSENT)
         if view.lane.version:
             queued = _queue_op(view.lane, view.others_due_at, 0)
-        else:
-            queued = missing
-        ops: tuple[Op, ...] = (Delete(DOCUMENT, (COLLECTION, cron_id), view.version), queued)
-        outcome = yield from ask(Commit(partition, ops))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        gone = Delete(DOCUMENT, (COLLECTION, cron_id), view.version)
+        return (yield from commit_for(partition, (gone, queued), True))
 
+    load = partial(_load_view, partition, cron_id, bodies=False)
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
@@ -190,10 +176,8 @@ def list_for_thread(thread: Partition) -> Program[list[str]]:
 
 def get(partition: Partition, cron_id: str) -> Program[Cron | None]:
     """Return a cron, ``None`` if there is none."""
-    (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (COLLECTION, cron_id)),)))
-    if found:
-        return Cron.read(found[0])
-    return None
+    record = yield from read_record(partition, DOCUMENT, (COLLECTION, cron_id))
+    return record and Cron.read(record)
 
 
 def read_all_crons(partition: Partition) -> Program[list[Cron]]:
@@ -220,9 +204,11 @@ def list_by_time(partition: Partition, until: int, limit: int, since: int | None
         limit: Number of crons of the page; it has more if all of these are due at the same time.
         since: The time at which the page begins. Crons of this time may be on the page before, too.
     """
+    order = _earliest(limit)
+    if since is not None:
+        order = order._replace(after=since - 1)
     while True:
-        order = _earliest(limit)._replace(after=None if since is None else since - 1)
-        (stubs,) = yield from ask(Fetch(partition, (order,)))
+        (stubs,) = yield from ask(Fetch(partition, (order._replace(limit=limit),)))
         times = [stub.fields["updated_at"] for stub in stubs]
         if len(stubs) < limit or times[0] < times[-1]:
             break
@@ -240,27 +226,23 @@ def list_by_time(partition: Partition, until: int, limit: int, since: int | None
             # Another process may have started it since the order was read: it is due later then, or never.
             if cron.due_at is not None and cron.due_at <= last:
                 crons.append(cron)
-    return CronPage(tuple(crons), fault, times[-1] if len(names) == limit else None)
+    next_since: int | None = None
+    if len(names) == limit:
+        next_since = times[-1]
+    return CronPage(tuple(crons), fault, next_since)
 
 
 def arm(partition: Partition, fresh: int) -> Program[bool]:
     """Store the queue record if it is missing or later than the time of a cron, as after a copy of the
     database; return True if it was stored."""
 
-    def load() -> Program[tuple[_View]]:
-        return ((yield from _load_view(partition, "")),)
-
-    def attempt(seen: tuple[_View]) -> Program[bool | None]:
-        (view,) = seen
-        due_at = view.lane.due_at
-        if view.others_due_at is None or (due_at is not None and due_at <= view.others_due_at):
+    def attempt(view: _View) -> Program[bool | None]:
+        if view.others_due_at is None or view.lane.is_due(view.others_due_at):
             return False
-        outcome = yield from ask(Commit(partition, (_queue_op(view.lane, view.others_due_at, fresh),)))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        queued = _queue_op(view.lane, view.others_due_at, fresh)
+        return (yield from commit_for(partition, (queued,), True))
 
-    return (yield from retry_attempt(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, partial(_load_view, partition, ""), attempt))
 
 
 class _View(NamedTuple):
@@ -275,10 +257,17 @@ class _View(NamedTuple):
 def _load_view(partition: Partition, cron_id: str, *, bodies: bool = True) -> Program[_View]:
     itself = Range(DOCUMENT, (COLLECTION, cron_id), limit=1, bodies=bodies)
     lanes, found, first = yield from ask(Fetch(partition, (Get(LANE, (CRONS,)), itself, _earliest(2))))
-    times = [record.fields["updated_at"] for record in first if record.key[1] != cron_id]
-    others = times[0] if times and times[0] != _NEVER else None
-    cron = Cron.read(found[0]) if found and bodies else None
-    return _View(Lane.read(CRONS, lanes), cron, found[0].version if found else None, others)
+    lane, times = (
+        Lane.read(CRONS, lanes),
+        [record.fields["updated_at"] for record in first if record.key[1] != cron_id],
+    )
+    others = next((time for time in times if time != _NEVER), None)
+    if not found:
+        return _View(lane, None, None, others)
+    cron = None
+    if bodies:
+        cron = Cron.read(found[0])
+    return _View(lane, cron, found[0].version, others)
 
 
 def _earliest(limit: int) -> Range:
@@ -292,25 +281,24 @@ def _store(
         "cron": dict(cron.body),
         "created_at": cron.created_at,
         "updated_at": cron.updated_at,
-        **({"claimed_until": cron.claimed_until} if cron.claimed_until else {}),
     }
-    order = _NEVER if cron.due_at is None else cron.due_at
-    body = encode(fields, "cron")
+    if cron.claimed_until:
+        fields["claimed_until"] = cron.claimed_until
+    order = _NEVER
+    if cron.due_at is not None:
+        order = cron.due_at
     times = [time for time in (view.others_due_at, cron.due_at) if time is not None]
-    ops: tuple[Op, ...] = (
-        Put(DOCUMENT, (COLLECTION, cron.id), {"updated_at": order}, body, expect, cron.version),
-        _queue_op(view.lane, min(times, default=None), fresh),
+    put = Put(
+        DOCUMENT, (COLLECTION, cron.id), {"updated_at": order}, encode(fields, "cron"), expect, cron.version
     )
-    outcome = yield from ask(Commit(partition, ops))
-    if isinstance(outcome, Committed):
-        return (cron,)
-    return None
+    queued = _queue_op(view.lane, min(times, default=None), fresh)
+    return (yield from commit_for(partition, (put, queued), (cron,)))
 
 
 def _queue_op(lane: Lane, first: int | None, fresh: int) -> Op:
     """Return the operation on the queue record when the earliest cron is due at ``first``."""
     if first is not None:
-        return lane._replace(last=1, bound=0, since=first, ready_at=first).put(fresh)
+        return lane.at_time(first).put(fresh)
     if lane.version:
         return Delete(LANE, (CRONS,), lane.version)
     return Check(LANE, (CRONS,), Expect.ABSENT)

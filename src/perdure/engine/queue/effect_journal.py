@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perdure.engine.requests import read_record
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
@@ -23,10 +24,8 @@ def recall(partition: Partition, run_id: str, name: str, number: int) -> Program
     rows = {record.key: record.body for answer in found for record in answer}
     if own in rows or pointer not in rows:
         return rows.get(own)
-    (earlier,) = yield from ask(Fetch(partition, (Get(EFFECT, (rows[pointer].decode(), name, number)),)))
-    if earlier:
-        return earlier[0].body
-    return None
+    earlier = yield from read_record(partition, EFFECT, (rows[pointer].decode(), name, number))
+    return earlier and earlier.body
 
 
 def read_results(partition: Partition) -> Program[dict[Key, bytes]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perdure.engine.requests import try_commit
 from perdure.engine.transact import Budget
 from perdure.errors import Fenced
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import EPOCH, EVENT, LANE, Partition, Record
 from perdure.model.runs.queue import EVENTS, IN, Lane
@@ -53,7 +54,8 @@ def find_first_free(partition: Partition, now: int) -> Program[int]:
     """Return the number from which a run may number its events: above all earlier ones. As all come from one
     clock (``now``, microseconds), this includes those of events that were removed or never stored."""
     (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))
-    return max(now, found[0].key[0] + 1 if found else 0)
+    newest: int = max((record.key[0] for record in found), default=-1)
+    return max(now, newest + 1)
 
 
 def span_of(data: str) -> int:
@@ -159,8 +161,7 @@ def append(
         ):
             size += len(waiting[count].body)
             count += 1
-        outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), *waiting[:count])))
-        if not isinstance(outcome, Committed):
+        if not (yield from try_commit(partition, (Check(EPOCH, (), epoch), *waiting[:count]))):
             raise Fenced(
                 f"thread {partition.thread!r}: run {run_id!r} is not held under epoch {epoch} any more; its "
                 "latest events were not stored"
@@ -206,8 +207,7 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
 def keep_until(until: int, fresh: int) -> Put:
     """Return the operation that schedules removal of a thread's events at ``until``, replacing any earlier
     schedule."""
-    put = Lane(EVENTS, last=1, since=until, ready_at=until).put(fresh)
-    return put._replace(expect=Expect.ANY)
+    return Lane(EVENTS).at_time(until).put(fresh)._replace(expect=Expect.ANY)
 
 
 def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program[bool]:
@@ -216,12 +216,8 @@ def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program
     The newest record stays, as its number is where numbering continues. Returns true if there is more to
     remove now.
     """
-    lanes, scheduled, found = yield from ask(
-        Fetch(
-            partition,
-            (Get(LANE, (IN,)), Get(LANE, (EVENTS,)), Range(EVENT, limit=budget.ops, bodies=False)),
-        )
-    )
+    items = (Get(LANE, (IN,)), Get(LANE, (EVENTS,)), Range(EVENT, limit=budget.ops, bodies=False))
+    lanes, scheduled, found = yield from ask(Fetch(partition, items))
     lane, schedule = Lane.read(IN, lanes), Lane.read(EVENTS, scheduled)
     if not schedule.version:
         return False
@@ -236,8 +232,8 @@ def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program
     if has_more:
         schedule_op = Check(LANE, (EVENTS,), schedule.version)
     elif len(found) - len(gone) > 1:
-        schedule_op = schedule._replace(since=now + keep, ready_at=now + keep).put(0)
+        schedule_op = schedule.at_time(now + keep).put(0)
     else:
         schedule_op = Delete(LANE, (EVENTS,), schedule.version)
-    outcome = yield from ask(Commit(partition, (schedule_op, *(Delete(EVENT, key) for key in gone))))
-    return has_more and isinstance(outcome, Committed)
+    is_done = yield from try_commit(partition, (schedule_op, *(Delete(EVENT, key) for key in gone)))
+    return has_more and is_done

@@ -13,8 +13,9 @@ from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.model.ops import Check, Commit, Committed, Expect
-from perdure.model.program import Program, ask
+from perdure.engine.requests import expect_unchanged, try_commit
+from perdure.model.ops import Check, Expect
+from perdure.model.program import Program
 from perdure.model.records import HEAD, RUN, Partition
 
 SUMMARY = ("conversation", "summary")
@@ -55,9 +56,6 @@ def store(partition: Partition, made: FinishedSummary, now: int, *, fresh: int) 
     Returns:
         False if another summary was stored meanwhile, or the thread of the run is gone.
     """
-    before = made.before
-    expect = Expect.ABSENT if before is None else before.version
-    write = documents.plan_put(*SUMMARY, made.body, now, expect, fresh)
+    write = documents.plan_put(*SUMMARY, made.body, now, expect_unchanged(made.before), fresh)
     same_thread = Check(RUN, (made.run,), Expect.PRESENT)
-    outcome = yield from ask(Commit(partition, (write, _HAS_HEAD, same_thread)))
-    return isinstance(outcome, Committed)
+    return (yield from try_commit(partition, (write, _HAS_HEAD, same_thread)))

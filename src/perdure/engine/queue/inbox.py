@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from perdure.engine.complete_reads import PAGE
+from perdure.engine.complete_reads import PAGE, read_all
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.documents import Document
 from perdure.engine.queue import questions
 from perdure.engine.queue.preconditions import Precondition, check_precondition
+from perdure.engine.requests import commit_for, read_lane, read_records
 from perdure.engine.threads import steering
 from perdure.engine.transact import ATTEMPTS, retry_attempt
 from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
+from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
 from perdure.model.runs.messages import (
     DEAD,
     FAILED,
@@ -27,8 +28,7 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     Run,
-    dedupe_put,
-    select_batch,
+    divide_among_runs,
 )
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, LATER, ROLLBACK, Debounce, Lane, Stop
 
@@ -57,6 +57,11 @@ class Accepted(NamedTuple):
     message: Message | None = None
     is_first: bool = False
     over: int = 0
+
+    @classmethod
+    def of(cls, message: Message, lane: Lane, seq: int, over: int) -> Accepted:
+        """Return that of a new message; ``lane`` is the inbox after it, ``over`` the version before."""
+        return cls(seq, message.id, False, lane, message, not over, over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,9 @@ class Accept:
             or questions.would_abandon_question(self.message.payload)
             or (self.cancel_pending and known.pending > 0)
         )
-        guess = None if must_load or known is None else _Seen(known)
+        guess = None
+        if known is not None and not must_load:
+            guess = _Seen(known)
         return (
             yield from retry_attempt(
                 self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS
@@ -110,11 +117,9 @@ class Accept:
         )
 
     def _load(self) -> Program[_Seen]:
-        dedupe = (Get(DEDUPE, (self.message.dedupe,)),) if self.message.dedupe else ()
-        found, *rest = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *dedupe)))
-        earlier = None
-        if rest and rest[0]:
-            earlier = yield from find_accepted(self.partition, self.message.dedupe, rest[0][0])
+        dedupe = self.message.dedupe
+        found, *keys = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *get_key(dedupe))))
+        earlier = yield from find_accepted(self.partition, dedupe, *keys)
         return _Seen(Lane.read(IN, found), earlier)
 
     def _refusal(self, lane: Lane) -> Exception | None:
@@ -147,10 +152,7 @@ class Accept:
             checks = yield from questions.refuse_abandoning(self.partition, message, lane, self.read_asked)
             if lane.run_id is not None and self.strategy in (INTERRUPT_RUN, ROLLBACK):
                 lane = lane.request_stop(self.strategy, self.now)
-        if self.cancel_pending:
-            withdrawn = yield from self._withdraw_pending(lane)
-        else:
-            withdrawn = []
+        withdrawn = yield from self._withdraw_pending(lane)
         lane = lane.accept(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
         ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *checks)
@@ -158,22 +160,19 @@ class Accept:
         if not isinstance(outcome, Committed):
             check_precondition(self.partition, self.precondition, outcome)
             return None
-        is_first = not lane.version
-        return Accepted(
-            message.seq, message.id, False, lane.mark_stored(self.fresh), message, is_first, lane.version
-        )
+        return Accepted.of(message, lane.mark_stored(self.fresh), message.seq, lane.version)
 
     def ops(self, message: Message) -> list[Op]:
         """Return the operations that store the message with its number, beside that of the inbox."""
-        if message.dedupe:
-            dedupe = [dedupe_put(message.dedupe, message.seq)]
-        else:
-            dedupe = []
-        return [message.put(), *dedupe, *([] if self.precondition is None else [self.precondition])]
+        ops = message.put_with_key()
+        if self.precondition is not None:
+            ops.append(self.precondition)
+        return ops
 
     def _withdraw_pending(self, lane: Lane) -> Program[list[Op]]:
-        """Return the operations that withdraw the pending messages."""
-        if self.strategy not in (INTERRUPT_RUN, ROLLBACK) or not lane.pending:
+        """Return the operations that withdraw the pending messages, if this message does so."""
+        how = self.strategy
+        if not self.cancel_pending or how not in (INTERRUPT_RUN, ROLLBACK) or not lane.pending:
             return []
         if lane.pending > _ALONE_MAX:
             raise QueueFull(
@@ -184,35 +183,42 @@ class Accept:
         # then.
         pending = Range(INBOX, after=(lane.bound,), limit=lane.pending)
         (found,) = yield from ask(Fetch(self.partition, (pending,)))
-        waiting = [
-            message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
-        ]
         # A signal comes from somebody else than a message: it is kept again, for the next wait.
         return [
-            message.withdraw(ROLLBACK if message.is_signal else self.strategy).put(Expect.PRESENT)
-            for message in waiting
+            message.withdraw(ROLLBACK if message.is_signal else how).put(Expect.PRESENT)
+            for message in read_each(self.partition, Message.read, found)
+            if not message.is_withdrawn
         ]
 
 
 def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
     """Return True if a message was accepted under a dedupe key."""
-    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe,)),)))
+    (found,) = yield from ask(Fetch(partition, get_key(dedupe)))
     return bool(found)
 
 
-def find_accepted(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
-    """Return the acceptance of the message that was accepted under a dedupe key; ``None`` if the key was
-    removed.
+def get_key(dedupe: bytes) -> tuple[Get, ...]:
+    """Return the read of a dedupe key, none for a message without one."""
+    return (Get(DEDUPE, (dedupe,)),) * bool(dedupe)
+
+
+def find_accepted(
+    partition: Partition, digest: bytes, found: Sequence[Record] = ()
+) -> Program[Accepted | None]:
+    """Return the acceptance of the message that was accepted under a dedupe key; ``None`` if there is none,
+    or the key was removed since.
 
     Args:
         partition: the thread.
         digest: the dedupe key as it is stored.
-        found: the key's record.
+        found: the answer to ``get_key``, if that is a read.
 
     Raises:
         Corrupt: the message is not stored or cannot be read.
     """
-    seq: int = found.fields["seq"]
+    if not found:
+        return None
+    seq: int = found[0].fields["seq"]
     limit = _KEYED
     for _ in range(ATTEMPTS):
         item: Get | Range = Get(INBOX, (seq,))
@@ -279,24 +285,26 @@ def read_standing(partition: Partition, seq: int, message_id: str) -> Program[St
     Raises:
         NotFound: it was never accepted, or was removed since.
     """
-    found, runs = yield from ask(
-        Fetch(partition, (Get(INBOX, (seq,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
+    found, runs = yield from ask(Fetch(partition, (Get(INBOX, (seq,)), steering.newest_run_up_to(seq))))
+    for message in read_each(partition, Message.read, found):
+        if message.id == message_id:
+            return _make_standing(message, _find_run_of(seq, read_each(partition, Run.read, runs)))
+    raise NotFound(
+        f"thread {partition.thread!r} has no message {message_id!r}: it was removed, or never accepted"
     )
-    message = read_one(partition, Message.read, found[0]) if found else None
-    if message is None or message.id != message_id:
-        raise NotFound(
-            f"thread {partition.thread!r} has no message {message_id!r}: it was removed, or never accepted"
-        )
-    run = read_one(partition, Run.read, runs[0]) if runs else None
-    return _make_standing(message, run if run is not None and run.last >= seq else None)
 
 
-def _make_standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
+def _find_run_of(seq: int, runs: Iterable[Run]) -> Run | None:
+    """Return the run that took the message with a number, ``None`` if none of these did."""
+    return next((run for run in runs if run.first <= seq <= run.last), None)
+
+
+def _make_standing(message: Message, run: Run | None) -> Standing:
     """Return the status of a message, given the run that covers its number. If the message was withdrawn,
     that run passed over it, and its own run is over without having begun."""
     if run is not None and message.is_withdrawn and run.id != message.id:
         return Standing(message, _make_withdrawn_run(message, run.epoch, run.started_at))
-    return Standing(message, run, stop)
+    return Standing(message, run)
 
 
 def find(partition: Partition, run_id: str, most: int = 1) -> Program[Standing | None]:
@@ -366,21 +374,21 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
         message_id: its id, as for ``read_standing``.
         most: most messages in a run.
     """
-    its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
-    lanes, messages, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(INBOX, (seq,)), its)))
+    items = (Get(LANE, (IN,)), Get(INBOX, (seq,)), steering.newest_run_up_to(seq))
+    lanes, messages, runs = yield from ask(Fetch(partition, items))
     message = next(read_each(partition, Message.read, messages), None)
     if message is None or message.id != message_id:
         return None
-    if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
-        return message_id if message.is_withdrawn else run.id
+    run = _find_run_of(seq, read_each(partition, Run.read, runs))
+    if run is not None and message.is_withdrawn:
+        return message_id
+    if run is not None:
+        return run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
-    waiting = list(read_each(partition, Message.read, found))
-    while waiting:
-        taken = select_batch(waiting, most)
+    for taken in divide_among_runs(list(read_each(partition, Message.read, found)), most):
         if any(each.id == message_id for each in taken):
             return taken[0].id
-        waiting = waiting[len(taken) :]
     return None
 
 
@@ -412,10 +420,7 @@ def withdraw_postponed(lane: Lane, message: Message, how: Stop, now: int, fresh:
     lane = lane.accept(now, Debounce())
     message = replace(message.withdraw(how), seq=lane.last, accepted_at=now)
     lane, run_puts = _end_withdrawn(lane, [message], now)
-    ops: list[Op] = [message.put(), lane.put(fresh), *run_puts]
-    if message.dedupe:
-        ops.append(dedupe_put(message.dedupe, message.seq, Expect.ANY))
-    return ops
+    return [*message.put_with_key(Expect.ANY), lane.put(fresh), *run_puts]
 
 
 def _end_withdrawn(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
@@ -435,7 +440,7 @@ def _end_withdrawn(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[
 
 def _make_withdrawn_run(message: Message, epoch: int, ended_at: int) -> Run:
     """Return the run of a withdrawn message, which is over."""
-    state, note = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED, {"begun": False}
+    state, note = {ROLLBACK: ROLLED_BACK, INTERRUPT_RUN: INTERRUPTED}[message.stop], {"begun": False}
     graph, channel, seq = message.graph, message.channel, message.seq
     return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, ended_at, ended_at, note)
 
@@ -454,8 +459,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
     """
 
     def load() -> Program[tuple[Lane, tuple[Message, ...]] | None]:
-        (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-        lane = Lane.read(IN, lanes)
+        lane = yield from read_lane(partition, IN)
         again, found = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Range(INBOX, after=(lane.bound,)))))
         if Lane.read(IN, again) != lane:
             return None
@@ -480,22 +484,17 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
                 lane = lane._replace(ready_at=now)
         # The inbox is stored again, so that a claim based on the old messages is refused.
         ops = (lane.put(0), *(each.put(Expect.PRESENT) for each in taken.values()), *run_puts)
-        outcome = yield from ask(Commit(partition, ops))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        return (yield from commit_for(partition, ops, True))
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence[Message]:
     """Return the messages that wait to be one run with a message."""
-    waiting = list(pending)
-    while message.mode == COALESCE and waiting:
-        taken = select_batch(waiting, most)
-        if taken[-1].seq >= message.seq:
-            return taken
-        waiting = waiting[len(taken) :]
+    if message.mode == COALESCE:
+        for taken in divide_among_runs(pending, most):
+            if taken[-1].seq >= message.seq:
+                return taken
     return [message]
 
 
@@ -504,24 +503,19 @@ def read_latest(
 ) -> Program[tuple[Standing, ...]]:
     """Read the newest messages of a thread, newest first, below number ``after``, each with its status;
     ``most`` is the maximum number of messages in a run."""
-    bound = None if after is None else (after,)
-    messages, runs, lanes = yield from ask(
-        Fetch(
-            partition,
-            (
-                Range(INBOX, reverse=True, after=bound, limit=limit),
-                # One run more than messages: the last run may have begun before them.
-                Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
-                Get(LANE, (IN,)),
-            ),
-        )
-    )
+    newest = Range(INBOX, reverse=True, limit=limit)
+    if after is not None:
+        newest = newest._replace(after=(after,))
+    # One run more than messages: the last run may have begun before them.
+    newest_runs = Range(RUN, by="first", reverse=True, after=after, limit=limit + 1)
+    messages, runs, lanes = yield from ask(Fetch(partition, (newest, newest_runs, Get(LANE, (IN,)))))
     found = list(read_each(partition, Run.read, runs))
     lane = Lane.read(IN, lanes)
     standing: list[Standing] = []
     for message in read_each(partition, Message.read, messages):
-        taken = next((run for run in found if run.first <= message.seq <= run.last), None)
-        its = _make_standing(message, taken, None if taken is None else lane.stop_of(taken.id))
+        its = _make_standing(message, _find_run_of(message.seq, found))
+        if its.run is not None:
+            its = its._replace(stop=lane.stop_of(its.run.id))
         standing.append(its._replace(joins=message.shared_run_id))
     waiting = [one.message for one in standing if one.run is None and one.message.mode == COALESCE]
     if most == 1 or not waiting:
@@ -535,12 +529,12 @@ def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Prog
     id of that earlier message."""
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), limit=last - lane.bound),)))
     pending = list(read_each(partition, Message.read, found))
-    joined: dict[int, str] = {}
-    while pending:
-        first, *others = select_batch(pending, most)
-        joined |= {message.seq: first.id for message in others if message.mode == COALESCE}
-        pending = pending[1 + len(others) :]
-    return joined
+    return {
+        message.seq: first.id
+        for first, *others in divide_among_runs(pending, most)
+        for message in others
+        if message.mode == COALESCE
+    }
 
 
 class GivenUp(NamedTuple):
@@ -562,21 +556,9 @@ def read_failures(partition: Partition) -> Program[GivenUp]:
 def _find_in_state(
     partition: Partition, all_records: Range, states: tuple[str, ...]
 ) -> Program[list[Record]]:
-    keys: list[Key] = []
-    after = None
-    while True:
-        (page,) = yield from ask(
-            Fetch(partition, (all_records._replace(limit=PAGE, bodies=False, after=after),))
-        )
-        keys += [record.key for record in page if record.fields["state"] in states]
-        if len(page) < PAGE:
-            break
-        if all_records.by is None:
-            after = page[-1].key
-        else:
-            after = page[-1].fields[all_records.by]
+    (found,) = yield from read_all(partition, all_records._replace(bodies=False))
+    keys = [record.key for record in found if record.fields["state"] in states]
     records: list[Record] = []
     for at in range(0, len(keys), _BODIES):
-        gets = tuple(Get(all_records.kind, key) for key in keys[at : at + _BODIES])
-        records += [record for answer in (yield from ask(Fetch(partition, gets))) for record in answer]
+        records += yield from read_records(partition, all_records.kind, keys[at : at + _BODIES])
     return [record for record in records if record.fields["state"] in states]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
+from perdure.engine.requests import read_record
 from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.model.checkpoint import CheckpointRecord
@@ -84,10 +85,10 @@ def read_latest_checkpoint(partition: Partition) -> Program[LatestCheckpoint | N
 
 
 def _read(partition: Partition) -> Program[LatestCheckpoint | None]:
-    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
-    if not heads:
+    record = yield from read_record(partition, HEAD, (ROOT,))
+    if record is None:
         return None
-    head = heads[0].fields["checkpoint_id"]
+    head = record.fields["checkpoint_id"]
     latest = yield from read_at(partition, head)
     if latest is None:
         raise missing_head_error(partition, ROOT, head)

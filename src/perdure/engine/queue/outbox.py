@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue.claims import Unserved
 from perdure.engine.queue.queued_records import read_queued
-from perdure.engine.queue.runs import Unserved
+from perdure.engine.requests import commit_for, read_lane
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, Fenced, NotFound
-from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
+from perdure.model.ops import Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import LANE, OUTBOX, Partition
@@ -61,8 +62,7 @@ class Take:
         return sending
 
     def _load(self) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
-        (lanes,) = yield from ask(Fetch(self.partition, (Get(LANE, (OUT,)),)))
-        lane = Lane.read(OUT, lanes)
+        lane = yield from read_lane(self.partition, OUT)
         if not lane.is_due(self.now):
             return lane, ()
         queued = Range(OUTBOX, after=(lane.bound,), limit=self.most)
@@ -86,10 +86,8 @@ class Take:
         if not in_doubt:
             ops.append(_mark_sending(replies[0]).put())
             replies = (_mark_stored(_mark_sending(replies[0])), *replies[1:])
-        outcome = yield from ask(Commit(self.partition, tuple(ops)))
-        if not isinstance(outcome, Committed):
-            return None
-        return (Sending(self.partition, lane.mark_stored(0), replies, in_doubt),)
+        sending = Sending(self.partition, lane.mark_stored(0), replies, in_doubt)
+        return (yield from commit_for(self.partition, ops, (sending,)))
 
 
 class DeliveryOutcome(NamedTuple):
@@ -149,15 +147,11 @@ def record_outcome(
             ops.append(_mark_sending(rest[0]).put())
             replies = (_mark_stored(_mark_sending(rest[0])), *rest[1:])
         else:
-            lane = lane.release(now if settled.again_at is None else settled.again_at)
-        outcome = yield from ask(Commit(sending.partition, (lane.put(0), *ops)))
-        if not isinstance(outcome, Committed):
-            return None
+            lane = lane.release(settled.again_at or now)
+        left = None
         if goes_on:
             left = Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
-        else:
-            left = None
-        return (left,)
+        return (yield from commit_for(sending.partition, (lane.put(0), *ops), (left,)))
 
     (left,) = yield from _run_under_sender(sending, attempt)
     return left
@@ -173,11 +167,9 @@ def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
 
     def attempt(lane: Lane) -> Program[Sending | None]:
         lane = lane.renew(now, ttl)
-        outcome = yield from ask(Commit(sending.partition, (lane.put(0), marked.put())))
-        if not isinstance(outcome, Committed):
-            return None
         replies = (_mark_stored(marked), *sending.replies[1:])
-        return Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
+        again = Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
+        return (yield from commit_for(sending.partition, (lane.put(0), marked.put()), again))
 
     return (yield from _run_under_sender(sending, attempt))
 
@@ -207,18 +199,17 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
         lane = lane.append(now, 1)
         again = replace(reply, seq=lane.last, state=READY, attempts=0, error=None, version=0)
         gone = Delete(OUTBOX, (seq,), reply.version)
-        outcome = yield from ask(Commit(partition, (lane.put(0), gone, again.put())))
-        if isinstance(outcome, Committed):
-            return again
-        return None
+        return (yield from commit_for(partition, (lane.put(0), gone, again.put()), again))
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def read_replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
     """Read the newest replies of a thread, newest first, before number ``after``."""
-    edge = None if after is None else (after,)
-    (found,) = yield from ask(Fetch(partition, (Range(OUTBOX, reverse=True, after=edge, limit=limit),)))
+    newest = Range(OUTBOX, reverse=True, limit=limit)
+    if after is not None:
+        newest = newest._replace(after=(after,))
+    (found,) = yield from ask(Fetch(partition, (newest,)))
     return tuple(read_each(partition, Reply.read, found))
 
 
@@ -227,8 +218,7 @@ def _run_under_sender(sending: Sending, attempt: Callable[[Lane], Program[A | No
     partition = sending.partition
 
     def load() -> Program[Lane]:
-        (found,) = yield from ask(Fetch(partition, (Get(LANE, (OUT,)),)))
-        lane = Lane.read(OUT, found)
+        lane = yield from read_lane(partition, OUT)
         if lane.epoch != sending.lane.epoch or lane.owner is None:
             raise Fenced(
                 f"thread {partition.thread!r}: another sender has taken over its outbox; nothing of this "

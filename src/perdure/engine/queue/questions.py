@@ -13,17 +13,18 @@ from typing import Any, NamedTuple, Protocol
 
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue.latest_checkpoint import read_latest_checkpoint
+from perdure.engine.requests import read_lane, read_record, try_commit
+from perdure.engine.threads.thread_records import raise_generation
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Corrupt, NotWaiting
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
-from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Mode, Run
+from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
@@ -146,7 +147,7 @@ def find_open_question(
     if (yield from _is_busy(partition, lane)):
         return None, ()
     asked = yield from read_asked()
-    unchanged = (_check_head(asked),)
+    unchanged = (check_head(asked),)
     is_asking = bool(asked.interrupts) or (yield from is_paused(partition, lane))
     facts = Facts(is_busy=False, is_asking=is_asking)
     if decide_question_state(facts) is not QuestionState.OPEN:
@@ -185,8 +186,8 @@ def find_asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str])
 
 def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | None]:
     """Return the question of a thread that a person may answer now, ``None`` if there is none."""
-    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    question, _ = yield from find_open_question(partition, Lane.read(IN, found), read_asked)
+    lane = yield from read_lane(partition, IN)
+    question, _ = yield from find_open_question(partition, lane, read_asked)
     if question is None or question.is_elsewhere:
         return None
     if not (left_alone := question.unanswerable_ids):
@@ -207,21 +208,20 @@ def is_paused(partition: Partition, lane: Lane) -> Program[bool]:
         return False
     if latest.has_interrupt:
         return True
-    (found,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
-    return latest.is_asking(read_waited(partition, found))
+    return latest.is_asking((yield from read_waited(partition, lane)))
 
 
 def waiting_run(partition: Partition) -> Program[str | None]:
     """Return the id of the run whose question a thread's latest checkpoint asks, whether it may be answered
     now or not; ``None`` if there is none."""
-    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    lane = Lane.read(IN, found)
+    lane = yield from read_lane(partition, IN)
     try:
-        is_standing = yield from is_paused(partition, lane)
+        if not (yield from is_paused(partition, lane)):
+            return None
     except Corrupt:
         # Whether its question stands cannot be known, so the run must not be removed.
-        is_standing = True
-    return lane.waiting if is_standing else None
+        return lane.waiting
+    return lane.waiting
 
 
 def address_answer(
@@ -252,12 +252,11 @@ def address_answer(
     if past is None:
         question, unchanged = yield from find_open_question(partition, lane, read_asked)
     else:
-        question, unchanged = past, (_check_head(past.asked),)
+        question, unchanged = past, (check_head(past.asked),)
     if question is None:
         raise NotWaiting(
             f"thread {thread!r} waits for no answer: nothing interrupted it, it was answered already, or a "
-            "later "
-            "message goes on without one; nothing of this answer was stored. Look at the thread's state"
+            "later message goes on without one; nothing of this answer was stored. Look at the thread's state"
         )
     if question.is_elsewhere:
         raise NotWaiting(describe_elsewhere(thread, "this answer"))
@@ -279,29 +278,28 @@ def address_answer(
     if run is None and not message.graph:
         raise NotWaiting(
             f"thread {thread!r} waits for the answer to {asked}, but no run asked it that is stored here; "
-            "nothing of "
-            "this answer was stored. Name the graph that asked (graph=, or --graph on the command line)"
+            "nothing of this answer was stored. Name the graph that asked (graph=, or --graph on the command "
+            "line)"
         )
     options = dict(message.options)
-    if run is not None and not message.channel:
-        options |= choose_closing_options(run)
+    if run is not None:
+        if not message.channel:
+            options |= choose_closing_options(run)
+        message = replace(message, graph=run.graph, channel=message.channel or run.channel)
     if not named and ids:
         options[ANSWERS] = list(ids)
-    if run is None:
-        graph, channel = (message.graph, "")
-    else:
-        graph, channel = (run.graph, run.channel)
-    mode: Mode = "answer" if past is None else "enqueue"
-    message = replace(message, graph=graph, channel=message.channel or channel, mode=mode, options=options)
-    return message, unchanged
+    if past is not None:
+        message = replace(message, mode="enqueue")
+    return replace(message, options=options), unchanged
 
 
 def _without_start(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != START}
 
 
-def _check_head(asked: Asked) -> Check:
-    return Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head)
+def check_head(asked: Asked) -> Check:
+    """Return the check that the latest checkpoint is still the one whose questions were read."""
+    return Check(HEAD, (ROOT,), asked.head or Expect.ABSENT)
 
 
 def _find_past_question(
@@ -344,10 +342,9 @@ def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, h
 def would_abandon_question(payload: Any) -> bool:
     """Return True if a payload is a command that goes to another node and answers nothing. Such a command
     would abandon an open question: LangGraph shows one of the two, and drops the other."""
-    if isinstance(payload, Mapping):
-        command = payload.get(COMMAND)
-    else:
-        command = None
+    if not isinstance(payload, Mapping):
+        return False
+    command = payload.get(COMMAND)
     if not isinstance(command, Mapping) or ANSWER in command:
         return False
     return bool(command.get("goto")) and command["goto"] not in ("__end__", ["__end__"])
@@ -376,10 +373,8 @@ def describe_abandoning(thread: str, interrupts: Sequence[str]) -> str:
     asked = " and ".join(map(repr, interrupts))
     return (
         f"thread {thread!r} waits for the answer to {asked}, and a command that goes to another node would "
-        "leave "
-        "it; nothing of the command was stored. Answer first, with the goto beside the answer if it "
-        "belongs to it, "
-        "or end the step with goto='__end__'"
+        "leave it; nothing of the command was stored. Answer first, with the goto beside the answer if it "
+        "belongs to it, or end the step with goto='__end__'"
     )
 
 
@@ -391,15 +386,12 @@ def note_edit(partition: Partition, *, goes_on: bool) -> Program[None]:
             Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1, bodies=False)))
         )
         lane = Lane.read(IN, lanes)
+        waits_with = None
         if goes_on:
             waits_with = lane.waiting or next((run.key[0] for run in runs), None)
-        else:
-            waits_with = None
         if not lane.version or lane.run_id is not None or lane.waiting == waits_with:
             return
-        if isinstance(
-            (yield from ask(Commit(partition, (lane._replace(waiting=waits_with).put(0),)))), Committed
-        ):
+        if (yield from try_commit(partition, (lane._replace(waiting=waits_with).put(0),))):
             return
 
 
@@ -423,10 +415,10 @@ def read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Lef
 
 def _read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Left]:
     was_paused = waited is not None and not waited.note.get("interrupts")
-    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
-    if not heads:
+    head_record = yield from read_record(partition, HEAD, (ROOT,))
+    if head_record is None:
         return Left(is_unmoved=True, has_interrupt=False, was_paused=was_paused)
-    head = heads[0].fields["checkpoint_id"]
+    head = head_record.fields["checkpoint_id"]
     stored, records = yield from ask(
         Fetch(partition, (Get(CHECKPOINT, (ROOT, head)), Range(WRITE, (ROOT, head), bodies=False)))
     )
@@ -453,10 +445,10 @@ def find_closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool
 
 def has_written(partition: Partition, run: Run) -> Program[bool]:
     """Return True if what a run's command writes is stored beside the thread's latest checkpoint."""
-    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
-    if not heads:
+    head = yield from read_record(partition, HEAD, (ROOT,))
+    if head is None:
         return False
-    place = (ROOT, heads[0].fields["checkpoint_id"], NULL_TASK)
+    place = (ROOT, head.fields["checkpoint_id"], NULL_TASK)
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, place),)))
     return any(write.idx >= 0 and belongs(write.nonce, (run.id,)) for write in read_writes(records))
 
@@ -493,27 +485,30 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
         head = Get(CHECKPOINT, (ROOT, view.head.checkpoint_id))
         checkpoint, heads = yield from ask(Fetch(partition, (head, Range(HEAD))))
         at_base = not _is_made_by(run, checkpoint)
-        root = start if start is not None and at_base else view.head.checkpoint_id
+        latest = {record.key[0]: record.fields["checkpoint_id"] for record in heads}
+        latest[ROOT] = view.head.checkpoint_id
+        if start is not None and at_base:
+            latest[ROOT] = start
         ops: list[Op] = []
         tasks: set[str] = set()
         # Parents first: a subgraph is examined if its task still waits for an answer.
-        for head_record in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
-            namespace = head_record.key[0]
-            checkpoint_id = head_record.fields["checkpoint_id"] if namespace else root
+        for namespace in sorted(latest, key=lambda name: (name.count("|"), name)):
             if not _is_to_examine(namespace, tasks):
                 continue
-            (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
+            (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, latest[namespace])),)))
             asking, writes = find_asking_tasks(records), read_writes(records)
             tasks |= asking
             stale = StaleQuestions.of(writes, asking, run.id)
-            called = frozenset[str]() if namespace else stale.called
-            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and not namespace)
+            called = stale.called
+            if namespace != ROOT:
+                called = frozenset()
+            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and namespace == ROOT)
         if not ops:
             return False
         # Chunks that the writes referred to may be unreachable now; a concurrent collection must see the
         # change.
-        raised = Put(GC, (), expect=view.generation, version=successor(view.generation, run.id))
-        if isinstance((yield from ask(Commit(partition, (fence, raised, *ops)))), Committed):
+        raised = raise_generation(view.generation, run.id)
+        if (yield from try_commit(partition, (fence, raised, *ops))):
             return True
 
 
@@ -551,10 +546,13 @@ def _plan_release(
     return list({op.key: op for op in ops}.values())
 
 
-def read_waited(partition: Partition, found: tuple[Record, ...]) -> Run | None:
-    """Decode the run whose question a thread waits on; ``None`` if it is gone or cannot be read: the thread
-    goes on all the same, and ``fsck`` reports it."""
+def read_waited(partition: Partition, inbox: Lane) -> Program[Run | None]:
+    """Return the run whose question a thread waits on, ``None`` if it waits on none. A run that is gone or
+    cannot be read counts as none: the thread goes on all the same, and ``fsck`` reports it."""
+    if inbox.waiting is None:
+        return None
+    stored = yield from read_record(partition, RUN, (inbox.waiting,))
     try:
-        return next(iter(read_each(partition, Run.read, found)), None)
+        return stored and Run.read(stored)
     except Corrupt:
         return None

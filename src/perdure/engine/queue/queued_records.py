@@ -3,10 +3,11 @@ record."""
 
 from __future__ import annotations
 
+from perdure.engine.requests import read_lane
 from perdure.errors import Corrupt
-from perdure.model.ops import Fetch, Get, Range
+from perdure.model.ops import Fetch, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import LANE, Partition, Record
+from perdure.model.records import Partition, Record
 from perdure.model.runs.queue import Lane
 
 
@@ -31,7 +32,6 @@ def read_queued(
     (found,) = yield from ask(Fetch(partition, (queued,)))
     if found:
         return found
-    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (lane.name,)),)))
-    if Lane.read(lane.name, lanes).version != lane.version:
+    if (yield from read_lane(partition, lane.name)).version != lane.version:
         return None
     raise Corrupt(f"thread {partition.thread!r}: {what} and is not stored; run `perdure fsck`")

@@ -12,11 +12,12 @@ from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
 from perdure.engine.queue.inbox import Accepted, find, find_accepted, read_standing
+from perdure.engine.requests import commit_for, expect_unchanged, first_of, read_records
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, belongs
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
+from perdure.model.ops import Check, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import may_retry
@@ -52,11 +53,9 @@ def find_repetitions(partition: Partition, run_ids: Sequence[str]) -> Program[di
         keys = tuple(Get(DEDUPE, (make_repetition_key(run_id),)) for run_id in part)
         answers = yield from ask(Fetch(partition, keys))
         seqs = {name: each[0].fields["seq"] for name, each in zip(part, answers, strict=True) if each}
-        if not seqs:
-            continue
-        messages = yield from ask(Fetch(partition, tuple(Get(INBOX, (seq,)) for seq in seqs.values())))
-        for run_id, records in zip(seqs, messages, strict=True):
-            found[run_id] = next((each.id for each in read_each(partition, Message.read, records)), None)
+        rows = yield from read_records(partition, INBOX, [(seq,) for seq in seqs.values()])
+        ids = {message.seq: message.id for message in read_each(partition, Message.read, rows)}
+        found |= {run_id: ids.get(seq) for run_id, seq in seqs.items()}
     return found
 
 
@@ -127,19 +126,14 @@ class Retry:
                 "record was removed"
             )
         run = read_one(self.partition, Run.read, runs[0])
-        if keys:
-            earlier = yield from find_accepted(self.partition, self._key, keys[0])
-        else:
-            earlier = None
+        earlier = yield from find_accepted(self.partition, self._key, keys)
         stopped: Message | None = None
         if earlier is not None:
             standing = yield from read_standing(self.partition, earlier.seq, earlier.id)
             if standing.is_over and (standing.run is None or standing.run.state in _STOPPED):
                 earlier, stopped = None, standing.message
-        checkpoint: tuple[Record, ...] = ()
-        if heads:
-            key = ROOT, heads[0].fields["checkpoint_id"]
-            (checkpoint,) = yield from ask(Fetch(self.partition, (Get(CHECKPOINT, key),)))
+        latest = [(ROOT, head.fields["checkpoint_id"]) for head in heads]
+        checkpoints = yield from read_records(self.partition, CHECKPOINT, latest)
         (messages,) = yield from ask(
             Fetch(self.partition, (Range(INBOX, after=(run.first - 1,), limit=run.last - run.first + 1),))
         )
@@ -149,8 +143,8 @@ class Retry:
             tuple(
                 each for each in read_each(self.partition, Message.read, messages) if not each.is_withdrawn
             ),
-            heads[0] if heads else None,
-            bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id,
+            first_of(heads),
+            any(CheckpointRecord.read(each).run_id == run.id for each in checkpoints),
             earlier,
             stopped,
         )
@@ -182,30 +176,28 @@ class Retry:
         lane = lane.accept(self.now, Debounce(), len(messages))
         first = lane.last - len(messages) + 1
         stored = [
-            replace(message, seq=first + n, accepted_at=self.now, dedupe=b"" if n else self._key)
+            replace(message, seq=first + n, accepted_at=self.now, dedupe=b"")
             for n, message in enumerate(messages)
         ]
-        if seen.stopped is None:
-            expect = Expect.ABSENT
-        else:
-            expect = Expect.ANY
-        ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first, expect), *checks]
+        stored[0] = replace(stored[0], dedupe=self._key)
+        expect = Expect.ABSENT
+        ops: list[Op] = [lane.put(self.fresh), *checks, *(message.put() for message in stored)]
         if seen.stopped is not None:
             # The cancelled message loses the key, as its removal would otherwise remove the key.
+            expect = Expect.ANY
             ops.append(replace(seen.stopped, dedupe=b"").put(Expect.PRESENT))
-        ops += [message.put() for message in stored]
-        if not isinstance((yield from ask(Commit(self.partition, tuple(ops)))), Committed):
-            return None
-        return Accepted(
+        ops.append(dedupe_put(self._key, first, expect))
+        accepted = Accepted(
             first, stored[0].id, False, lane.mark_stored(self.fresh), stored[0], False, lane.version
         )
+        return (yield from commit_for(self.partition, ops, accepted))
 
     def _plan_repetition(self, seen: _Seen) -> Program[tuple[list[Message], tuple[Op, ...]]]:
         """Return the messages to accept, and the checks that these are still the right ones."""
         run, lane, head = seen.run, seen.lane, seen.head
         first = seen.messages[0]
         options = {**first.options, RETRY_OF: run.id}
-        unmoved = Check(HEAD, (ROOT,), Expect.ABSENT if head is None else head.version)
+        unmoved = Check(HEAD, (ROOT,), expect_unchanged(head))
         if seen.has_latest_checkpoint:
             if lane.run_id is not None or lane.pending:
                 raise RunInProgress(

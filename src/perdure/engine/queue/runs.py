@@ -1,26 +1,27 @@
-"""Claiming, renewing and ending the runs of a thread, one lease holder at a time.
+"""What the holder of a run does with it: renew its lease, put it off, excuse an attempt, or end it.
 
-A claim raises the thread's epoch, and every write of the run checks it. The database therefore refuses every
-write of a holder whose run was taken over, however long it was paused.
+Every write checks the epoch that the run's claim has set (``engine.queue.claims``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.engine.decoding import read_each, read_one
+from perdure.engine.decoding import read_each
 from perdure.engine.queue import questions, subscribers, waits
-from perdure.engine.queue.queued_records import read_queued
+from perdure.engine.requests import commit_for, read_lane
+from perdure.engine.threads.steering import load_held, read_held
 from perdure.engine.transact import retry_attempt
-from perdure.errors import Corrupt, Fenced, TooLarge
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.errors import TooLarge
+from perdure.model.ops import Check, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.records import EPOCH, LANE, RUN, Partition, Record
 from perdure.model.runs.lifecycle import Left, find_waiting_run
-from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, select_batch
+from perdure.model.runs.messages import DONE, OPEN, WAITING, Message, Reply, Run
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import WAITS
@@ -55,235 +56,6 @@ class HeldRun(NamedTuple):
 
 class Followed(Exception):
     """Raised when a thread has gained followers, and its run would end without an event for them."""
-
-
-class Unserved(NamedTuple):
-    """A due run or reply whose graph or channel the claimant does not serve."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Request to claim a thread's next run.
-
-    Attributes:
-        owner: id of the claimant.
-        graphs: the graphs that the claimant can run; a run that was stopped can be claimed and ended without
-            its graph.
-        now: current time in microseconds.
-        ttl: length of the lease in microseconds.
-        most: maximum number of messages that one run takes.
-        fresh: start of the epochs, and of the inbox's versions, of a thread that has none, so that a thread
-            which was deleted and made again never repeats an epoch or a version of its past.
-        versions: names of the versions of the claimant's graphs, for the notes of their runs.
-    """
-
-    partition: Partition
-    owner: str
-    graphs: Collection[str]
-    now: int
-    ttl: int
-    most: int
-    fresh: int
-    versions: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def take(self, known: RememberedInbox | None) -> Program[HeldRun | Unserved | None]:
-        """Claim the run, unless none is due or the caller does not serve its graph.
-
-        ``known`` is the inbox as the caller remembers it; if it is complete and current, nothing is fetched.
-        """
-        guess = self._guess(known)
-        lane = None if known is None else known.lane
-        (held,) = yield from retry_attempt(self.partition, guess, lambda: self._load(lane), self._attempt)
-        return held
-
-    def plan(self, known: RememberedInbox | None) -> Program[PlannedClaim | Unserved | None]:
-        """Plan the claim that ``take`` would make, for ``commit``, and change nothing."""
-        seen = self._guess(known)
-        while seen is None:
-            seen = yield from self._load(None)
-        return self._plan(seen)
-
-    def commit(self, planned: PlannedClaim) -> Program[HeldRun | None]:
-        """Claim a run as it was planned; ``None`` if the thread has changed since."""
-        outcome = yield from ask(Commit(self.partition, planned.ops))
-        if isinstance(outcome, Committed):
-            return planned.held
-        return None
-
-    def _guess(self, known: RememberedInbox | None) -> _Seen | None:
-        if known is None or not known.is_whole or not known.lane.is_due(self.now):
-            return None
-        return _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
-
-    def _load(self, known: Lane | None) -> Program[_Seen | None]:
-        items: tuple[Get | Range, ...] = (
-            Get(LANE, (IN,)),
-            subscribers.GET,
-            Get(EPOCH, ()),
-            Get(HEAD, ("",)),
-            Range(RUN, by="first", reverse=True, limit=1),
-        )
-        guess = () if known is None or known.run_id is not None else (self._rows(known.bound, self.most),)
-        try:
-            fetched = yield from ask(Fetch(self.partition, (*items, *guess)))
-        except Corrupt:
-            # The head may be damaged: fetch everything else. So the run begins, and ends with the error; if
-            # it could not be claimed, its callers would wait for ever.
-            without_head = tuple(item for item in (*items, *guess) if item.kind is not HEAD)
-            found = yield from ask(Fetch(self.partition, without_head))
-            fetched = (*found[:3], (), *found[3:])
-        lanes, followed, epochs, heads, runs, *rows = fetched
-        lane = Lane.read(IN, lanes)
-        epoch = epochs[0].version if epochs else 0
-        head = heads[0].fields["checkpoint_id"] if heads else None
-        run = read_one(self.partition, Run.read, runs[0]) if runs else None
-        follower = Lane.read(FOLLOWED, followed)
-        if not lane.is_due(self.now):
-            return _Seen(lane, epoch, head, run, (), follower)
-        if lane.run_id is not None and (run is None or run.id != lane.run_id):
-            raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
-        after = lane.bound if lane.run_id is None or run is None else run.first - 1
-        is_guessed = bool(guess) and known is not None and known.bound == after and lane.run_id is None
-        if not is_guessed or not rows[0]:
-            # An open run is taken over with all of its messages, whatever the caller's limit.
-            span = run.last - after if lane.run_id is not None and run is not None else 0
-            queued = self._rows(after, max(self.most, span))
-            messages = yield from read_queued(
-                self.partition, lane, queued, f"message {after + 1} was accepted"
-            )
-            if messages is None:
-                return None
-            rows = [messages]
-        return _Seen(
-            lane, epoch, head, run, tuple(read_each(self.partition, Message.read, rows[0])), follower
-        )
-
-    def _rows(self, after: int, most: int) -> Range:
-        return Range(INBOX, after=(after,), limit=most)
-
-    def _attempt(self, seen: _Seen) -> Program[tuple[HeldRun | Unserved | None] | None]:
-        planned = self._plan(seen)
-        if not isinstance(planned, PlannedClaim):
-            return (planned,)
-        outcome = yield from ask(Commit(self.partition, planned.ops))
-        if isinstance(outcome, Committed):
-            return (planned.held,)
-        return None
-
-    def plan_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
-        """Return the claim of a message that the same commit stores in an idle inbox.
-
-        Args:
-            lane: the inbox with the message added, and with the version that is stored.
-            epoch: the thread's epoch, 0 if it has none.
-            message: the message, of a graph that the claimant can run.
-        """
-        planned = self._plan(_Seen(lane, epoch, None, None, (message,), None))
-        if not isinstance(planned, PlannedClaim):
-            raise ValueError(
-                "a message that is claimed by the commit that stores it is due, and of a graph here"
-            )
-        return planned
-
-    def _plan(self, seen: _Seen) -> PlannedClaim | Unserved | None:
-        lane, now = seen.lane, self.now
-        if not lane.is_due(now):
-            return None
-        epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch else self.fresh
-        is_new = lane.run_id is None
-        if lane.run_id is not None and seen.run is not None:
-            # Withdrawn messages are passed over, except the first, with which the run began.
-            messages = tuple(
-                m
-                for m in seen.messages
-                if m.seq == seen.run.first or (m.seq <= seen.run.last and not m.is_withdrawn)
-            )
-            run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
-        else:
-            messages = tuple(select_batch(seen.messages, self.most))
-            first, last = messages[0], messages[-1]
-            run = Run(
-                first.id,
-                first.seq,
-                last.seq,
-                OPEN,
-                first.graph,
-                first.channel,
-                epoch,
-                1,
-                seen.head,
-                now,
-                now,
-            )
-            rest = seen.messages[len(messages) :]
-            since = rest[0].accepted_at if rest else now if lane.last > last.seq else None
-            lane = lane.take(run.id, last.seq, since)
-        is_to_end = lane.stop is not None or messages[0].is_withdrawn
-        if run.graph not in self.graphs and not is_to_end:
-            return Unserved(run.graph)
-        if run.graph in self.versions and not is_to_end:
-            run = replace(run, note={**run.note, VERSION: self.versions[run.graph]})
-        lane = lane.hold(self.owner, epoch, now, self.ttl)
-        raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
-        ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
-        if seen.follower is None:
-            # Nothing was fetched. If the thread is followed, this check refuses the claim, which is then
-            # planned on what is read.
-            ops.append(subscribers.check_unchanged(None))
-        run, lane = replace(run, version=run.version + 1), lane.mark_stored(self.fresh)
-        is_followed = seen.follower is not None and subscribers.is_followed(seen.follower, now)
-        held = HeldRun(self.partition, run, messages, lane, seen.head, is_followed)
-        return PlannedClaim(tuple(ops), held, is_to_end, is_new)
-
-
-class PlannedClaim(NamedTuple):
-    """The operations that claim a run, and the run as it is held once they are committed.
-
-    ``is_to_end`` is true if the run was stopped or its message withdrawn: it is claimed only to be ended.
-    ``is_new`` is false for a run that was claimed before.
-    """
-
-    ops: tuple[Op, ...]
-    held: HeldRun
-    is_to_end: bool
-    is_new: bool
-
-
-class RememberedInbox(NamedTuple):
-    """An inbox as a process remembers it: its epoch, if known, and the pending messages that were seen."""
-
-    lane: Lane
-    epoch: int | None = None
-    messages: tuple[Message, ...] = ()
-
-    @property
-    def is_whole(self) -> bool:
-        """True if a run can be claimed without a fetch. An answer always needs a fetch, as it belongs to a
-        checkpoint."""
-        return (
-            self.epoch is not None
-            and self.lane.run_id is None
-            and 0 < len(self.messages) == self.lane.pending
-            and self.messages[0].mode != "answer"
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing is pending or under way, and the epoch is known: the next message can be claimed by
-        the commit that stores it."""
-        return self.epoch is not None and self.lane.run_id is None and not self.lane.pending
-
-
-class _Seen(NamedTuple):
-    lane: Lane
-    epoch: int
-    head: str | None
-    run: Run | None
-    messages: tuple[Message, ...]
-    follower: Lane | None
-    """Time until which the thread is followed; ``None`` where that was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +117,7 @@ def postpone(
     """
 
     def note_attempt(run: Run) -> Run:
-        kept = {_EXCUSED: _read_excused(run)} if _read_excused(run) else {}
+        kept = {name: value for name, value in run.note.items() if name == _EXCUSED}
         attempts = held.run.attempts - (not counts)
         return replace(run, note=run.with_version({**note, **kept}), updated_at=now, attempts=attempts)
 
@@ -371,23 +143,19 @@ def excuse(held: HeldRun) -> Program[bool]:
     """
     partition = held.partition
 
-    def load() -> Program[Run | None]:
+    def load() -> Program[tuple[Run, ...]]:
         (stored,) = yield from ask(Fetch(partition, (Get(RUN, (held.run.id,)),)))
-        if stored:
-            return read_one(partition, Run.read, stored[0])
-        return None
+        return tuple(read_each(partition, Run.read, stored))
 
-    def attempt(run: Run | None) -> Program[bool | None]:
+    def attempt(found: tuple[Run, ...]) -> Program[bool | None]:
+        run = next(iter(found), None)
         if run is None or run.state != OPEN:
             return False
         excused = _read_excused(run)
         if held.epoch in excused or len(excused) >= EXCUSES_MOST:
             return held.epoch in excused
         note = {**run.note, _EXCUSED: [*excused, held.epoch]}
-        outcome = yield from ask(Commit(partition, (replace(run, note=note).put(),)))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        return (yield from commit_for(partition, (replace(run, note=note).put(),), True))
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
@@ -431,18 +199,14 @@ def finish(
     def load() -> Program[_SeenAtEnd]:
         items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET, *signals)
         inboxes, stored, outboxes, followed, *early = yield from ask(Fetch(partition, items))
-        inbox = Lane.read(IN, inboxes)
-        _refuse_lost(held, inbox)
-        current = _read_current(held, stored)
-        waited = None
-        if inbox.waiting is not None:
-            (asked,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
-            waited = questions.read_waited(partition, asked)
-        left = None if is_plain else (yield from questions.read_left(partition, current, waited))
+        inbox, current = read_held(partition, run, inboxes, stored)
+        waited = yield from questions.read_waited(partition, inbox)
+        left = None
+        if not is_plain:
+            left = yield from questions.read_left(partition, current, waited)
         timer = Lane(TIMER)
         if WAITS in ending.note or (waited is not None and WAITS in waited.note):
-            (timers,) = yield from ask(Fetch(partition, (Get(LANE, (TIMER,)),)))
-            timer = Lane.read(TIMER, timers)
+            timer = yield from read_lane(partition, TIMER)
         outbox, follower = Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed)
         return _SeenAtEnd(inbox, current, outbox, follower, waited, left, timer, *early)
 
@@ -471,36 +235,20 @@ def finish(
             ops.append(subscribers.check_unchanged(seen.follower))
         replies: tuple[Reply, ...] = ()
         if outgoing or closing is not None:
-            outbox = seen.outbox or Lane(OUT)
-            if not outbox.version:
-                # A new epoch: a sender of an earlier thread of this name must not match it.
-                outbox = outbox._replace(epoch=fresh)
+            outbox = (seen.outbox or Lane(OUT)).begin(fresh)
             first = outbox.last + 1
-            replies = tuple(
-                Reply(first + n, run.id, n, channel, payload, created_at=now)
-                for n, (channel, payload) in enumerate(outgoing)
-            )
+            places = [(run.id, n, *each) for n, each in enumerate(outgoing)]
             if closing is not None and seen.waited is not None:
-                channel, payload = closing
-                closing_reply = Reply(
-                    first + len(replies),
-                    seen.waited.id,
-                    questions.CLOSING_ORD,
-                    channel,
-                    payload,
-                    created_at=now,
-                )
-                replies = (*replies, closing_reply)
+                places.append((seen.waited.id, questions.CLOSING_ORD, *closing))
+            replies = tuple(Reply(first + n, *place, created_at=now) for n, place in enumerate(places))
             outbox = outbox.append(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
-        outcome = yield from ask(Commit(partition, tuple(ops)))
-        if isinstance(outcome, Committed):
-            return (inbox.mark_stored(fresh), replies)
-        return None
+        return (yield from commit_for(partition, ops, (inbox.mark_stored(fresh), replies)))
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    is_known = is_plain and not outgoing and not signals and held.lane.waiting is None
-    known = _SeenAtEnd(held.lane, held.run) if is_known else None
+    known = None
+    if is_plain and not outgoing and not signals and held.lane.waiting is None:
+        known = _SeenAtEnd(held.lane, held.run)
     return (yield from retry_attempt(partition, known, load, attempt))
 
 
@@ -529,21 +277,14 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
     ``how`` is ``interrupt``, which keeps what the run stored, or ``rollback``, which removes it.
     """
 
-    def load() -> Program[Lane]:
-        (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-        return Lane.read(IN, found)
-
     def attempt(lane: Lane) -> Program[bool | None]:
         if lane.run_id != run_id:
             return False
         if lane.stop is not None:
             return True
-        outcome = yield from ask(Commit(partition, (lane.request_stop(how, now).put(0),)))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        return (yield from commit_for(partition, (lane.request_stop(how, now).put(0),), True))
 
-    return (yield from retry_attempt(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, partial(read_lane, partition, IN), attempt))
 
 
 def _update_held(
@@ -554,13 +295,6 @@ def _update_held(
 ) -> Program[HeldRun]:
     """Store a held run's queue record as ``change`` returns it and, with ``edit``, the run as that returns
     it. ``guard`` takes the place of the check of the thread's epoch."""
-    partition = held.partition
-
-    def load() -> Program[tuple[Lane, Run]]:
-        found, stored = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(RUN, (held.run.id,)))))
-        lane = Lane.read(IN, found)
-        _refuse_lost(held, lane)
-        return lane, _read_current(held, stored)
 
     def attempt(seen: tuple[Lane, Run]) -> Program[HeldRun | None]:
         lane, run = change(seen[0]), seen[1]
@@ -569,27 +303,11 @@ def _update_held(
             run = edit(run)
             ops.append(run.put())
             run = replace(run, version=run.version + 1)
-        outcome = yield from ask(Commit(partition, tuple(ops)))
-        if isinstance(outcome, Committed):
-            return held._replace(run=run, lane=lane.mark_stored(0))
-        return None
+        stored = held._replace(run=run, lane=lane.mark_stored(0))
+        return (yield from commit_for(held.partition, ops, stored))
 
-    return (yield from retry_attempt(partition, (held.lane, held.run), load, attempt))
-
-
-def _read_current(held: HeldRun, stored: tuple[Record, ...]) -> Run:
-    """Return a held run as it is stored: it may have taken messages since it was claimed."""
-    if not stored:
-        raise Corrupt(f"thread {held.partition.thread!r}: its open run {held.run.id!r} is not stored")
-    return read_one(held.partition, Run.read, stored[0])
-
-
-def _refuse_lost(held: HeldRun, lane: Lane) -> None:
-    if lane.epoch != held.epoch or lane.run_id != held.run.id:
-        raise Fenced(
-            f"thread {held.partition.thread!r}: run {held.run.id!r} was held under epoch {held.epoch} and is "
-            "not any more; another worker has taken over, and nothing of this write was stored"
-        )
+    load = partial(load_held, held.partition, held.run)
+    return (yield from retry_attempt(held.partition, (held.lane, held.run), load, attempt))
 
 
 def read_latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:

@@ -6,26 +6,28 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
+from perdure.engine.queue.due_pages import DuePages
 from perdure.engine.queue.inbox import (
     Accepted,
     find_accepted,
+    get_key,
     read_postponed,
     try_read_postponed,
     withdraw_postponed,
 )
 from perdure.engine.queue.preconditions import Precondition, check_precondition
+from perdure.engine.requests import commit_for, first_of
 from perdure.engine.transact import Budget, retry_attempt
 from perdure.errors import QueueFull
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, FindDue, Get, Op, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
+from perdure.model.records import DOCUMENT, LANE, Partition, Record
 from perdure.model.runs.messages import Message, dedupe_put, encode
 from perdure.model.runs.queue import IN, LATER, Debounce, Lane, Stop
 
 UNREADABLE = "later unreadable"
 """Collection of postponed messages that were due and could not be read."""
 
-_FOUND = 1000
 _NEVER = (1 << 53) - 1
 """A time that is always to come, more than two centuries after 1970; every database stores it exactly."""
 _PAGE = 16
@@ -50,11 +52,8 @@ def postpone(
     """
 
     def load() -> Program[tuple[Lane, Accepted | None]]:
-        dedupe = (Get(DEDUPE, (message.dedupe,)),) if message.dedupe else ()
-        lanes, *known = yield from ask(Fetch(partition, (Get(LANE, (LATER,)), *dedupe)))
-        earlier = None
-        if known and known[0]:
-            earlier = yield from find_accepted(partition, message.dedupe, known[0][0])
+        lanes, *keys = yield from ask(Fetch(partition, (Get(LANE, (LATER,)), *get_key(message.dedupe))))
+        earlier = yield from find_accepted(partition, message.dedupe, *keys)
         return Lane.read(LATER, lanes), earlier
 
     def attempt(seen: tuple[Lane, Accepted | None]) -> Program[Accepted | None]:
@@ -66,10 +65,7 @@ def postpone(
                 f"thread {partition.thread!r} has {lane.pending} messages whose time comes later, as many as "
                 "it may have; nothing of this one was stored. Send it again when it is due"
             )
-        if lane.ready_at is None or not lane.version:
-            first = due
-        else:
-            first = min(due, lane.ready_at)
+        first = min(due, lane.ready_at or due)
         lane = lane._replace(last=lane.last + 1, since=first, ready_at=first)
         ops: list[Op] = [lane.put(fresh), _make_put(message, due, fresh)]
         if message.dedupe:
@@ -106,16 +102,9 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
     most = min(_PAGE, (budget.ops - 4) // _OPS_A_MESSAGE)
 
     def load() -> Program[tuple[Lane, Lane, tuple[Record, ...]]]:
-        lanes, inboxes, found = yield from ask(
-            Fetch(
-                partition,
-                (
-                    Get(LANE, (LATER,)),
-                    Get(LANE, (IN,)),
-                    Range(DOCUMENT, (LATER,), by="updated_at", limit=most + 1),
-                ),
-            )
-        )
+        waiting = Range(DOCUMENT, (LATER,), by="updated_at", limit=most + 1)
+        items = (Get(LANE, (LATER,)), Get(LANE, (IN,)), waiting)
+        lanes, inboxes, found = yield from ask(Fetch(partition, items))
         return Lane.read(LATER, lanes), Lane.read(IN, inboxes), found
 
     def attempt(seen: tuple[Lane, Lane, tuple[Record, ...]]) -> Program[Brought | None]:
@@ -137,15 +126,10 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
                 unreadable.append(record.key[1])
         if inbox is not seen[1]:
             ops.append(inbox.put(fresh))
-        if gone < len(found):
-            next_due = found[gone].fields["updated_at"]
-        else:
-            next_due = None
+        next_due = next((record.fields["updated_at"] for record in found[gone:]), None)
         ops.append(_update_queue(later, gone, next_due))
-        outcome = yield from ask(Commit(partition, tuple(ops)))
-        if not isinstance(outcome, Committed):
-            return None
-        return Brought(next_due is not None and next_due <= now, tuple(unreadable))
+        brought = Brought(next_due is not None and next_due <= now, tuple(unreadable))
+        return (yield from commit_for(partition, ops, brought))
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
@@ -155,17 +139,13 @@ def _plan_entry(
 ) -> tuple[list[Op], Lane]:
     """Return the operations that move a due message into the inbox, or set it aside if it cannot be read, and
     the inbox afterwards."""
-    moved: list[Op] = [Delete(DOCUMENT, record.key, record.version)]
+    gone = Delete(DOCUMENT, record.key, record.version)
     if message is None:
-        return [
-            *moved,
-            Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh),
-        ], inbox
+        kept = Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh)
+        return [gone, kept], inbox
     inbox = inbox.accept(now, Debounce())
-    moved.append(replace(message, seq=inbox.last, accepted_at=now).put())
-    if message.dedupe:
-        moved.append(dedupe_put(message.dedupe, inbox.last, Expect.ANY))
-    return moved, inbox
+    entered = replace(message, seq=inbox.last, accepted_at=now)
+    return [gone, *entered.put_with_key(Expect.ANY)], inbox
 
 
 def list_postponed(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
@@ -176,18 +156,11 @@ def list_postponed(partition: Partition, limit: int) -> Program[tuple[Message, .
 
 def find_threads(tenant: str) -> Program[list[Partition]]:
     """Return the threads of a tenant that have postponed messages, by the time of their first one."""
-    found: dict[Partition, None] = {}
-    since: int | None = None
-    limit = _FOUND
-    while True:
-        page = yield from ask(FindDue(tenant, until=_NEVER, since=since, limit=limit))
-        lanes = [(hit.partition, hit.record) for hit in page if hit.record is not None]
-        found |= dict.fromkeys(partition for partition, record in lanes if record.key == (LATER,))
-        if len(page) < limit:
-            return list(found)
-        last: int = lanes[-1][1].fields["due_at"]
-        # The next page begins with the time at which this one ends.
-        since, limit = last, limit * 4 if last == since else _FOUND
+    found: list[Partition] = []
+    pages = DuePages(tenant, until=_NEVER)
+    while not pages.is_last:
+        found += [partition for partition, name in (yield from pages.read_next()) if name == LATER]
+    return found
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: int) -> Program[bool]:
@@ -197,20 +170,12 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
     """
 
     def load() -> Program[tuple[Lane, Lane, Document | None, int | None]]:
-        lanes, inboxes, found, first = yield from ask(
-            Fetch(
-                partition,
-                (
-                    Get(LANE, (LATER,)),
-                    Get(LANE, (IN,)),
-                    Get(DOCUMENT, (LATER, message_id)),
-                    Range(DOCUMENT, (LATER,), by="updated_at", limit=2, bodies=False),
-                ),
-            )
-        )
-        others = [record.fields["updated_at"] for record in first if record.key[1] != message_id]
-        document = Document.read(found[0]) if found else None
-        return Lane.read(LATER, lanes), Lane.read(IN, inboxes), document, others[0] if others else None
+        first_two = Range(DOCUMENT, (LATER,), by="updated_at", limit=2, bodies=False)
+        items = (Get(LANE, (LATER,)), Get(LANE, (IN,)), Get(DOCUMENT, (LATER, message_id)), first_two)
+        lanes, inboxes, found, first = yield from ask(Fetch(partition, items))
+        record = first_of(found)
+        other = next((each.fields["updated_at"] for each in first if each.key[1] != message_id), None)
+        return Lane.read(LATER, lanes), Lane.read(IN, inboxes), record and Document.read(record), other
 
     def attempt(seen: tuple[Lane, Lane, Document | None, int | None]) -> Program[bool | None]:
         later, inbox, document, other = seen
@@ -219,10 +184,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
         ops = withdraw_postponed(inbox, read_postponed(document), how, now, fresh)
         ops.append(Delete(DOCUMENT, (LATER, message_id), document.version))
         ops.append(_update_queue(later, 1, other))
-        outcome = yield from ask(Commit(partition, tuple(ops)))
-        if isinstance(outcome, Committed):
-            return True
-        return None
+        return (yield from commit_for(partition, ops, True))
 
     return (yield from retry_attempt(partition, None, load, attempt))
 

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure.engine.queue import waits
-from perdure.engine.queue.inbox import Accepted, find_accepted
+from perdure.engine.queue.inbox import Accepted, find_accepted, get_key
 from perdure.engine.queue.questions import ReadAsked
 from perdure.engine.queue.waits import SIGNALS, EarlySignal, make_early_put, read_early_signals
+from perdure.engine.requests import commit_for
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, TooLarge
 from perdure.model.heads import ROOT
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op
+from perdure.model.ops import Check, Expect, Fetch, Get, Op
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, DOCUMENT, HEAD, LANE, OF_THREAD, Partition, Record
+from perdure.model.records import DOCUMENT, HEAD, LANE, OF_THREAD, Partition, Record
 from perdure.model.runs.messages import dedupe_digest
 from perdure.model.runs.queue import IN, Lane
 
@@ -75,12 +76,10 @@ class Signal:
         )
 
     def _load(self) -> Program[_Seen]:
-        dedupe = (Get(DEDUPE, (self.key,)),) if self.key else ()
         items = (Get(LANE, (IN,)), Get(DOCUMENT, SIGNALS), Get(HEAD, (ROOT,)), Get(DOCUMENT, OF_THREAD))
-        lanes, early, heads, documents, *known = yield from ask(Fetch(self.partition, (*items, *dedupe)))
-        before = None
-        if known and known[0]:
-            before = yield from find_accepted(self.partition, self.key, known[0][0])
+        answers = yield from ask(Fetch(self.partition, (*items, *get_key(self.key))))
+        lanes, early, heads, documents, *keys = answers
+        before = yield from find_accepted(self.partition, self.key, *keys)
         return _Seen(Lane.read(IN, lanes), early, (*lanes, *heads, *documents)[:1], before)
 
     def _attempt(self, seen: _Seen) -> Program[Signalled | None]:
@@ -98,26 +97,18 @@ class Signal:
         if inbox.run_id is None and not inbox.pending:
             found = yield from waits.load_waits(self.partition, inbox, self.read_asked)
             if found is not None and (answers := signal.answers(found.waits)):
-                message = found.make_message(self.message_id, answers, signal)
+                message = waits.make_message(self.message_id, found.run, found.options, answers, signal)
                 lane, ops = waits.accept(inbox, message, self.now, self.fresh)
-                if not isinstance((yield from self._commit([*ops, found.unchanged])), Committed):
-                    return None
-                is_first = not inbox.version
-                stored = lane.mark_stored(self.fresh)
-                accepted = Accepted(lane.last, message.id, False, stored, message, is_first, inbox.version)
-                return Signalled(accepted, False)
+                accepted = Accepted.of(message, lane.mark_stored(self.fresh), lane.last, inbox.version)
+                signalled = Signalled(accepted, False)
+                return (yield from commit_for(self.partition, [*ops, found.unchanged], signalled))
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
         keep = self._make_early_put([*kept, signal], seen.early)
         # A thread that is deleted meanwhile is not created again by a signal; the inbox is checked already.
         others = [each for each in seen.shown_by if each.kind is not LANE]
         presence_checks = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
-        is_kept = isinstance((yield from self._commit([keep, unchanged, *presence_checks])), Committed)
-        if is_kept:
-            return Signalled(None, False)
-        return None
-
-    def _commit(self, ops: list[Op]) -> Program[object]:
-        return (yield from ask(Commit(self.partition, tuple(ops))))
+        ops = [keep, unchanged, *presence_checks]
+        return (yield from commit_for(self.partition, ops, Signalled(None, False)))
 
     def _make_early_put(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
         if len(signals) > EARLY_MOST:

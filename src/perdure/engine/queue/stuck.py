@@ -6,17 +6,17 @@ worker serves, or no worker runs at all; the database cannot tell which. The sur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from perdure.engine.queue.due_pages import DuePages
 from perdure.engine.queue.inbox import try_read_postponed
-from perdure.model.ops import Fetch, FindDue, Get, IndexHit, Now, Range
+from perdure.engine.requests import first_of, read_lane
+from perdure.model.ops import Fetch, Get, Now, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition
+from perdure.model.records import DOCUMENT, INBOX, OUTBOX, RUN, Partition
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 
-_PAGE = 1000
 _AHEAD = 3_600_000_000
 """Queues that are due within this many microseconds are examined, too: one that fails is due again later."""
 _AGAIN = 2
@@ -68,41 +68,18 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
     """
     now = yield from ask(Now())
     groups: dict[tuple[Problem, str, str], Stuck] = {}
-    seen: set[tuple[Partition, str]] = set()
-    since: int | None = None
-    limit = _PAGE
-    while True:
-        find = FindDue(tenant, until=now + _AHEAD, since=since, limit=limit)
-        page = yield from ask(find)
-        for found, name in _find_unseen(page, seen):
-            if len(seen) >= most:
+    pages = DuePages(tenant, until=now + _AHEAD)
+    examined = 0
+    while not pages.is_last:
+        for partition, name in (yield from pages.read_next()):
+            if examined >= most:
                 return Survey(_sort(groups), False)
-            seen.add((found.partition, name))
-            one = yield from _examine(found.partition, name, now, now - older)
+            examined += 1
+            one = yield from _examine(partition, name, now, now - older)
             if one is not None:
                 key = (one.problem, one.what, one.name)
-                if key not in groups:
-                    groups[key] = one
-                else:
-                    groups[key] = _join(groups[key], one)
-        last = page[-1].record if page else None
-        if len(page) < limit or last is None:
-            return Survey(_sort(groups), True)
-        # The next page begins at the time at which this one ended. If all of this page has that time, the
-        # next one is larger, to go beyond it.
-        if last.fields["due_at"] == since:
-            limit = limit * 4
-        else:
-            limit = _PAGE
-        since = last.fields["due_at"]
-
-
-def _find_unseen(
-    page: tuple[IndexHit, ...], seen: set[tuple[Partition, str]]
-) -> Iterator[tuple[IndexHit, str]]:
-    for found in page:
-        if found.record is not None and (found.partition, found.record.key[0]) not in seen:
-            yield found, found.record.key[0]
+                groups[key] = _join(groups[key], one) if key in groups else one
+    return Survey(_sort(groups), True)
 
 
 def _join(group: Stuck, one: Stuck) -> Stuck:
@@ -118,8 +95,7 @@ def _examine(partition: Partition, name: str, now: int, overdue_at: int) -> Prog
     """Return the stuck work of a queue, ``None`` if it is not stuck."""
     if name not in (IN, OUT, LATER, WAITS):
         return None
-    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))
-    lane = Lane.read(name, lanes)
+    lane = yield from read_lane(partition, name)
     due_at = lane.due_at
     # Work that is not overdue can only be failing, and attempts are counted only for runs and replies.
     if due_at is None or (due_at > overdue_at and name != OUT and lane.run_id is None):
@@ -131,19 +107,18 @@ def _examine(partition: Partition, name: str, now: int, overdue_at: int) -> Prog
             return Stuck("waiting", WAITS, "", 1, due_at, 0, partition)
         return None
     (rows,) = yield from ask(Fetch(partition, (_next_item(lane),)))
-    message = try_read_postponed(rows[0]) if name == LATER and rows else None
-    if message is not None:
+    row = first_of(rows)
+    if name == LATER and row is not None and (message := try_read_postponed(row)) is not None:
         return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)
-    if not rows or name == LATER:
+    if row is None or name == LATER:
         if is_overdue:
             return Stuck("damaged", name, "", 1, due_at, 0, partition)
         return None
-    row = rows[0]
-    what = "graph" if name == IN else "channel"
+    what = {IN: "graph", OUT: "channel"}[name]
     attempts: int = row.fields.get("attempts", 0)
     if is_overdue:
         return Stuck("waiting", what, row.fields[what], 1, due_at, attempts, partition)
-    began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
+    began: int = row.fields.get("started_at") or row.fields["created_at"]
     if attempts >= _AGAIN and began <= overdue_at:
         return Stuck("failing", what, row.fields[what], 1, began, attempts, partition)
     return None
@@ -155,5 +130,5 @@ def _next_item(lane: Lane) -> Get | Range:
         return Range(DOCUMENT, (LATER,), by="updated_at", limit=1)
     if lane.run_id is not None:
         return Get(RUN, (lane.run_id,))
-    kind = INBOX if lane.name == IN else OUTBOX
+    kind = {IN: INBOX, OUT: OUTBOX}[lane.name]
     return Range(kind, after=(lane.bound,), limit=1, bodies=False)

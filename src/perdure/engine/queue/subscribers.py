@@ -6,8 +6,9 @@ unless it is renewed, so that a process that ended leaves no lasting claim.
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
-from perdure.model.program import Program, ask
+from perdure.engine.requests import read_lane, try_commit
+from perdure.model.ops import Check, Delete, Expect, Get, Op, Put
+from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, LANE, OF_THREAD, Key, Kind, Partition
 from perdure.model.runs.queue import FOLLOWED, IN, Lane
 
@@ -21,7 +22,7 @@ _OF_THREAD: tuple[tuple[Kind, Key], ...] = ((LANE, (IN,)), (DOCUMENT, OF_THREAD)
 def note(partition: Partition, until: int, fresh: int) -> Program[None]:
     """Record that a thread is followed up to a time, in place of an earlier record. The thread need not exist
     yet."""
-    yield from ask(Commit(partition, (_make_put(until, fresh, Expect.ANY),)))
+    yield from try_commit(partition, (_make_put(until, fresh, Expect.ANY),))
 
 
 def renew(partition: Partition, until: int, fresh: int) -> Program[bool]:
@@ -36,13 +37,13 @@ def renew(partition: Partition, until: int, fresh: int) -> Program[bool]:
         *((Check(*shown, Expect.PRESENT), _make_put(until, fresh, Expect.ANY)) for shown in _OF_THREAD),
     )
     for ops in ways:
-        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+        if (yield from try_commit(partition, ops)):
             return True
     return False
 
 
 def _make_put(until: int, fresh: int, expect: Expect) -> Put:
-    return Lane(FOLLOWED, last=1, since=until, ready_at=until).put(fresh)._replace(expect=expect)
+    return Lane(FOLLOWED).at_time(until).put(fresh)._replace(expect=expect)
 
 
 def is_followed(lane: Lane, now: int) -> bool:
@@ -52,14 +53,13 @@ def is_followed(lane: Lane, now: int) -> bool:
 
 def check_unchanged(lane: Lane | None) -> Check:
     """Return the check that the record is as it was read, or still absent."""
-    return Check(LANE, (FOLLOWED,), lane.version if lane is not None and lane.version else Expect.ABSENT)
+    return Check(LANE, (FOLLOWED,), (lane or Lane(FOLLOWED)).version or Expect.ABSENT)
 
 
 def forget(partition: Partition, now: int) -> Program[bool]:
     """Remove the record if it has expired. Return ``False``, as there is never more to remove."""
-    (found,) = yield from ask(Fetch(partition, (GET,)))
-    lane = Lane.read(FOLLOWED, found)
+    lane = yield from read_lane(partition, FOLLOWED)
     if lane.version and not is_followed(lane, now):
         # This is refused if the record was renewed meanwhile.
-        yield from ask(Commit(partition, (Delete(LANE, (FOLLOWED,), lane.version),)))
+        yield from try_commit(partition, (Delete(LANE, (FOLLOWED,), lane.version),))
     return False

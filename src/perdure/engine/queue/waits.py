@@ -9,20 +9,21 @@ open question. While the thread is busy nothing is due: the run that goes on may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
+from perdure.engine.requests import commit_for, expect_unchanged, first_of
 from perdure.engine.transact import Budget, retry_attempt
 from perdure.errors import Conflict, OverMaximum, TooLarge
-from perdure.model.heads import ROOT
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
+from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import DEDUPE, DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
-from perdure.model.runs.messages import ANSWERS, ROLLED_BACK, SIGNAL, Message, Reply, Run, dedupe_put, encode
+from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, Partition, Record
+from perdure.model.runs.messages import ANSWERS, ROLLED_BACK, SIGNAL, Message, Reply, Run, encode
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
 from perdure.model.runs.waits import (
@@ -101,7 +102,9 @@ def plan_waits_at_end(
     Raises:
         TooLarge: the defaults of a deadline would not fit a message beside the run's config and context.
     """
-    new, earlier_waits = read_waits(note), {} if waited is None else read_waits(waited.note)
+    new, earlier_waits = read_waits(note), dict[str, Wait]()
+    if waited is not None:
+        earlier_waits = read_waits(waited.note)
     ops: list[Op] = []
     if early is not None:
         note, ops = _give_back(first, note, early, now, fresh)
@@ -137,17 +140,18 @@ def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Wait
 def set_timer(timer: Lane, waits: Waits, now: int, fresh: int) -> list[Op]:
     """Return the operations that set the next check of a thread's waits."""
     # A signal may have come before the end of the run that waits for it: check at once.
-    has_signal = any(wait.kind == "signal" for wait in waits.values())
-    return _timer(timer, now if has_signal else next_due(waits.values()), fresh)
+    if any(wait.kind == "signal" for wait in waits.values()):
+        return _timer(timer, now, fresh)
+    return _timer(timer, next_due(waits.values()), fresh)
 
 
 def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
     """Return the operations that set the time of the next check of a thread's waits, ``None`` for never."""
-    if due is None:
-        if timer.version:
-            return [Delete(LANE, (WAITS,), timer.version)]
-        return []
-    return [timer._replace(last=1, since=due, ready_at=due).put(fresh)]
+    if due is not None:
+        return [timer.at_time(due).put(fresh)]
+    if timer.version:
+        return [Delete(LANE, (WAITS,), timer.version)]
+    return []
 
 
 def make_due(partition: Partition, now: int, fresh: int) -> Program[None]:
@@ -171,12 +175,6 @@ class StandingWaits(NamedTuple):
     options: Mapping[str, Any]
     waits: Waits
     unchanged: Check
-
-    def make_message(
-        self, message_id: str, answers: Mapping[str, Any], signal: EarlySignal | None = None
-    ) -> Message:
-        """Return the message that gives answers by interrupt and goes on with the graph."""
-        return make_message(message_id, self.run, self.options, answers, signal)
 
 
 def make_message(
@@ -216,14 +214,9 @@ def load_waits(
     waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
     if not waits:
         return None
-    options = yield from _load_options(partition, run)
-    head = Expect.ABSENT if asked.head is None else asked.head
-    return StandingWaits(run, options, waits, Check(HEAD, (ROOT,), head))
-
-
-def _load_options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
     (found,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
-    return _inherit(next((message.options for message in read_each(partition, Message.read, found)), {}), run)
+    options = next((message.options for message in read_each(partition, Message.read, found)), {})
+    return StandingWaits(run, _inherit(options, run), waits, questions.check_head(asked))
 
 
 def _inherit(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
@@ -298,8 +291,8 @@ class Wake:
         if not timer.version or not timer.is_due(now):
             return Woken(due_at=timer.due_at)
         if inbox.run_id is not None or inbox.pending:
-            since = now if timer.since is None else timer.since
-            again = now + min(max((now - since) // 2, _BUSY_US[0]), _BUSY_US[1])
+            late = now - (timer.since or now)
+            again = now + min(max(late // 2, _BUSY_US[0]), _BUSY_US[1])
             return (yield from self._commit((timer._replace(ready_at=again).put(self.fresh),), Woken()))
         standing = yield from load_waits(self.partition, inbox, self.read_asked)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
@@ -307,39 +300,33 @@ class Wake:
             ended = yield from self._end_waits(inbox)
             return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged, *ended), Woken()))
         kept = read_early_signals(seen.early)
+        make_answer = partial(make_message, run=standing.run, options=standing.options)
         unfit: list[str] = []
         for signal in kept:
             if answers := signal.answers(standing.waits):
-                message = standing.make_message(self.new_id(), answers, signal)
+                message = make_answer(self.new_id(), answers=answers, signal=signal)
                 if not _fits(message):
                     # The signal stays: the thread must not be blocked by a signal that does not fit.
                     unfit.append(signal.name)
                     continue
-                left = make_early_put(
-                    [each for each in kept if each is not signal], seen.early, now, self.fresh
-                )
+                others = [each for each in kept if each is not signal]
+                left = make_early_put(others, seen.early, now, self.fresh)
                 woken = Woken(signal=signal.name)
                 return (yield from self._answer(seen, standing, message, [left], standing.waits, woken))
-        if expired := [name for name, wait in standing.waits.items() if wait.has_expired(now)]:
-            message = standing.make_message(
-                self.new_id(), {name: standing.waits[name].answer for name in expired}
-            )
-            after = {**standing.waits, **{name: standing.waits[name].spend() for name in expired}}
+        if expired := {name: wait for name, wait in standing.waits.items() if wait.has_expired(now)}:
+            answers = {name: wait.answer for name, wait in expired.items()}
+            message = make_answer(self.new_id(), answers=answers)
+            after = {**standing.waits, **{name: wait.spend() for name, wait in expired.items()}}
             put_waits = _put_waits(standing, {**read_waits(standing.run.note), **after})
             woken = Woken(expired=len(expired), unfit=tuple(unfit))
             return (yield from self._answer(seen, standing, message, [put_waits], after, woken))
         reminded = yield from self._remind(seen, standing, unchanged)
-        if reminded is None:
-            return None
-        return reminded._replace(unfit=tuple(unfit))
+        return reminded and reminded._replace(unfit=tuple(unfit))
 
     def _end_waits(self, inbox: Lane) -> Program[list[Op]]:
         """Return the removal of the waits of the run that a thread is shown to wait on, as none of them
         counts any more: waits without a time at which they are due would be taken for damage."""
-        if inbox.waiting is None:
-            return []
-        (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (inbox.waiting,)),)))
-        run = questions.read_waited(self.partition, found)
+        run = yield from questions.read_waited(self.partition, inbox)
         if run is None or not read_waits(run.note):
             return []
         return [replace(run, note=with_waits(run.note, {})).put()]
@@ -372,21 +359,17 @@ class Wake:
         # Waits that do not count now stay only with a time at which the thread is looked at: waits without
         # one would be taken for damage.
         stored = read_waits(standing.run.note)
-        kept = {**(stored if next_at is not None else {}), **after}
+        kept = {**stored, **after}
+        if next_at is None:
+            kept = after
         if kept != stored:
             ops.append(_put_waits(standing, kept))
         if not due:
             return (yield from self._commit(tuple(ops), Woken(due_at=next_at)))
         run, sent = standing.run, sum(wait.reminded for wait in stored.values())
-        if run.channel:
-            payloads = [payload for wait in due.values() for payload in wait.replies]
-        else:
-            payloads = []
+        payloads = [payload for wait in due.values() for payload in wait.replies if run.channel]
         if payloads:
-            if seen.outbox.version:
-                outbox = seen.outbox
-            else:
-                outbox = seen.outbox._replace(epoch=self.fresh)
+            outbox = seen.outbox.begin(self.fresh)
             first, place = outbox.last + 1, _REMINDER_ORD + sent * self.budget.ops
             ops.append(outbox.append(self.now, len(payloads)).put(self.fresh))
             ops += [
@@ -403,10 +386,7 @@ class Wake:
         return (yield from self._commit(tuple(ops), woken))
 
     def _commit(self, ops: tuple[Op, ...], woken: Woken) -> Program[Woken | None]:
-        outcome = yield from ask(Commit(self.partition, ops))
-        if isinstance(outcome, Committed):
-            return woken
-        return None
+        return (yield from commit_for(self.partition, ops, woken))
 
 
 class _Seen(NamedTuple):
@@ -428,11 +408,7 @@ def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, l
     """Return an idle inbox with a message added, and the operations that store both."""
     inbox = inbox.accept(now, Debounce())
     stored = replace(message, seq=inbox.last, accepted_at=now)
-    if message.dedupe:
-        dedupe = [dedupe_put(message.dedupe, inbox.last)]
-    else:
-        dedupe = []
-    return inbox, [inbox.put(fresh), stored.put(), *dedupe]
+    return inbox, [inbox.put(fresh), *stored.put_with_key()]
 
 
 def _put_waits(standing: StandingWaits, waits: Waits) -> Put:
@@ -456,7 +432,9 @@ class EarlySignal:
     def answers(self, waits: Waits) -> dict[str, Any]:
         """Return the answers that it gives to waits, by interrupt."""
         names = [each for each, wait in waits.items() if wait.kind == "signal" and wait.name == self.name]
-        return dict.fromkeys(names if self.to_all else names[:1], self.value)
+        if not self.to_all:
+            names = names[:1]
+        return dict.fromkeys(names, self.value)
 
 
 def read_early_signals(found: tuple[Record, ...]) -> list[EarlySignal]:
@@ -494,12 +472,11 @@ def _give_back(
 
 def make_early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:
     """Return the operation that stores the signals of a thread in place of those that were read."""
-    if not signals and found:
-        return Delete(DOCUMENT, SIGNALS, found[0].version)
-    plain_signals = [
-        {"name": one.name, "value": one.value, "to_all": one.to_all, "dedupe": one.dedupe} for one in signals
-    ]
-    body = encode({"signals": plain_signals}, "collection of signals")
-    version = successor(found[0].version, fresh, now) if found else fresh
-    expect = found[0].version if found else Expect.ABSENT
-    return Put(DOCUMENT, SIGNALS, {"updated_at": now}, body, expect, version)
+    before = first_of(found)
+    if before is not None and not signals:
+        return Delete(DOCUMENT, SIGNALS, before.version)
+    plain = {"signals": [asdict(one) for one in signals]}
+    body = encode(plain, "collection of signals")
+    if before is not None:
+        fresh = successor(before.version, fresh, now)
+    return Put(DOCUMENT, SIGNALS, {"updated_at": now}, body, expect_unchanged(before), fresh)

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from perdure.engine.threads.thread_records import Contents
+from perdure.engine.threads.thread_records import Contents, move_head
 from perdure.engine.transact import Budget
 from perdure.errors import CannotTakeBack
 from perdure.model.arguments import require_whole
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op, Put
-from perdure.model.record_versions import successor
 from perdure.model.records import HEAD, WRITE, Key
 from perdure.model.removal_plan import (
     Name,
@@ -138,14 +137,10 @@ def group_leaving(plan: Plan) -> list[list[str]]:
     them, the first group has the subgraphs that keep their state from run to run, and last the root: a new
     run must not find their state."""
     leaving = sorted(op.key[0] for op in plan.heads if isinstance(op, Delete))
-    if ROOT in leaving:
-        with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns]
-    else:
-        with_root = []
-    alone = [[ns] for ns in leaving if ns != ROOT and ns not in with_root]
-    if ROOT in leaving:
-        return [[*with_root, ROOT], *alone]
-    return alone
+    if ROOT not in leaving:
+        return [[ns] for ns in leaving]
+    with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns]
+    return [[*with_root, ROOT], *([ns] for ns in leaving if ":" in ns)]
 
 
 def room_of(budget: Budget) -> int:
@@ -205,16 +200,15 @@ def _move_heads(
                 "that is to be taken back, and was pruned since; nothing was removed. Keep the run, or "
                 "delete the thread"
             )
-        target = earlier if earlier in kept else find_nearest_survivor(head.checkpoint_id, group, kept)
+        target = earlier
+        if earlier not in kept:
+            target = find_nearest_survivor(head.checkpoint_id, group, kept)
         if target is None and kept:
             target = max(kept, key=lambda i: group[i].seq)
         if target is None:
             yield Delete(HEAD, (namespace,), head.version)
         elif target != head.checkpoint_id:
-            # The sequence continues: numbers are never reused.
-            fields = {"checkpoint_id": target, "seq": head.seq}
-            version = successor(head.version, target)
-            yield Put(HEAD, (namespace,), fields, expect=head.version, version=version)
+            yield move_head(namespace, head, target)
 
 
 def _plan_writes(
@@ -237,11 +231,9 @@ def _plan_writes(
         if (c.namespace, c.id) in removed
     }
     for write in _find_left_writes(contents, removed, runs):
-        key = record_key(write)
+        key, overwritten = record_key(write), None
         if write.idx < 0:
             overwritten = aside.get(write.aside.key)
-        else:
-            overwritten = None
         if overwritten is None:
             removed_writes.append(write)
         elif not belongs(overwritten.nonce, runs):
@@ -276,12 +268,12 @@ def _find_writes_without_checkpoint(contents: Contents, removed: Collection[Name
     orphans = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
     if stored and stored <= set(removed):
         return orphans
-    open_runs = () if contents.view.open_run is None else (contents.view.open_run,)
+    latest, open_run = contents.latest, contents.view.open_run
     return [
         w
         for w in orphans
-        if w.checkpoint_id < contents.latest.get(w.namespace, contents.latest.get(ROOT, ""))
-        and not belongs(w.nonce, open_runs)
+        if w.checkpoint_id < latest.get(w.namespace, latest.get(ROOT, ""))
+        and (open_run is None or not belongs(w.nonce, (open_run,)))
     ]
 
 

@@ -13,14 +13,15 @@ from dataclasses import replace
 from uuid import UUID
 
 from perdure.engine.complete_reads import list_all_partitions, read_all
+from perdure.engine.requests import read_record, try_commit
 from perdure.engine.retention import checkpoint_plan as planning
 from perdure.engine.retention.checkpoint_plan import Planner, group_leaving, room_of
-from perdure.engine.retention.thread_removal import NO_QUEUES, remove_whole, remove_with_records_elsewhere
+from perdure.engine.retention.thread_removal import remove_whole, remove_with_records_elsewhere
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.history import read_delta_history
-from perdure.engine.threads.thread_records import Contents, read, references
+from perdure.engine.threads.thread_records import Contents, raise_generation, read, references
 from perdure.engine.threads.thread_state import guards
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget
@@ -28,10 +29,9 @@ from perdure.errors import CannotTakeBack, Contention, Corrupt
 from perdure.model.arguments import to_text_ids
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, belongs
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, FindRuns, Get, Op, Put, Range
+from perdure.model.ops import Check, Committed, Delete, Expect, Expectation, FindRuns, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, LANE, SEAL, WRITE, Partition
+from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, HEAD, LANE, SEAL, WRITE, Partition
 from perdure.model.removal_plan import Plan
 from perdure.model.values.chunks import Digester
 from perdure.model.write_records import read_writes, record_key, stored_bytes
@@ -89,9 +89,10 @@ def delete_for_runs(
             for partition in new:
                 yield from take_out(partition)
             is_over = len(found) < _PAGE or not new
-    for partition in (yield from list_all_partitions(tenant)) if without_checkpoints else ():
-        if partition not in done and (yield from _has_writes_of(partition, without_checkpoints)):
-            yield from take_out(partition)
+    if without_checkpoints:
+        for partition in (yield from list_all_partitions(tenant)):
+            if partition not in done and (yield from _has_writes_of(partition, without_checkpoints)):
+                yield from take_out(partition)
     if refusals:
         raise refusals[0]
 
@@ -166,12 +167,13 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
         plan = planner(contents)
         if plan.is_empty:
             return None
-        if not contents.view.generation and (yield from _is_arriving(partition)):
+        # If a name is claimed for a thread that is not there yet, nothing of it may be removed.
+        if not contents.view.generation and (yield from read_record(partition, SEAL, transfer_claim.CLAIM)):
             return None
         if planning.takes_all(contents, plan):
             heads = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
             heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
-            checks = (_require_same_run(contents), *heads.values(), *NO_QUEUES)
+            checks = (_require_same_run(contents), *heads.values(), *transfer_claim.NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
             removal = remove_whole(partition, contents.view.generation, checks, seen)
             outcome = yield from remove_with_records_elsewhere(partition, removal)
@@ -185,12 +187,6 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
         if first is None and generation is not None:
             return generation
     raise Contention(f"thread {partition.thread!r} keeps being written to; prune it later")
-
-
-def _is_arriving(partition: Partition) -> Program[bool]:
-    """Return True if a name is claimed for a thread that is not there yet: nothing of it may be removed."""
-    (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
-    return bool(claims)
 
 
 def _require_same_run(contents: Contents) -> Check:
@@ -227,12 +223,10 @@ def _carry_out(contents: Contents, plan: Plan, budget: Budget) -> Program[int | 
         return None
     generation = contents.view.generation
     for part in _divide(contents, plan, relinked, budget):
-        raised = successor(generation, *(str(op.key) for op in part))
-        guard = Put(GC, (), expect=generation or Expect.ABSENT, version=raised)
-        outcome = yield from ask(Commit(contents.partition, (guard, _require_same_run(contents), *part)))
-        if not isinstance(outcome, Committed):
+        guard = raise_generation(generation, *(str(op.key) for op in part))
+        if not (yield from try_commit(contents.partition, (guard, _require_same_run(contents), *part))):
             return None
-        generation = raised
+        generation = guard.version
     return generation
 
 
@@ -267,11 +261,11 @@ def _divide(
         [group for ns in namespaces for group in (*groups.get(ns, ()), (head_removals[ns],))]
         for namespaces in group_leaving(plan)
     ]
+    units = staying + leaving
+    if ROOT in head_removals:
+        units = leaving + staying
     filler = _CommitFiller(contents, budget)
-    for unit in (
-        *([(move,)] for move in moves),
-        *(leaving + staying if ROOT in head_removals else staying + leaving),
-    ):
+    for unit in (*([(move,)] for move in moves), *units):
         filler.add(unit)
     filler.end()
     return filler.parts
@@ -299,7 +293,9 @@ class _CommitFiller:
                 self._make_room((op,))
                 namespace = op.key[0]
                 if op.kind is HEAD:
-                    after = op.version if isinstance(op, Put) else Expect.ABSENT
+                    after: Expectation = Expect.ABSENT
+                    if isinstance(op, Put):
+                        after = op.version
                     self._touched[namespace], self._heads[namespace] = op, Check(HEAD, op.key, after)
                 else:
                     self._touched.setdefault(namespace, self._check_head(namespace))

@@ -44,7 +44,10 @@ def plan_change(
 ) -> tuple[Op, ...]:
     """Return the operation that replaces or removes a thread's entry, if there is one, after a change of its
     time to live. ``before`` is the previous one; the other arguments are those of ``plan_entry``."""
-    return plan_entry(name, ttl, fresh) or (() if before is None else (plan_removal(name),))
+    entry = plan_entry(name, ttl, fresh)
+    if before is not None and not entry:
+        return (plan_removal(name),)
+    return entry
 
 
 def plan_removal(name: str) -> Delete:

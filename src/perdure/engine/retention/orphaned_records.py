@@ -10,6 +10,7 @@ created under the same name meanwhile stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perdure.engine.complete_reads import PAGE, list_all_partitions
 from perdure.engine.queue import crons
@@ -49,14 +50,18 @@ def remove_copies(tenant: str, after: str, now: int, limits: Budget) -> Program[
         The last name of the page, ``None`` if it is the last page.
     """
     index = _locate_index(tenant)
-    key = (_COLLECTION, after) if after else None
-    page = Range(DOCUMENT, (_COLLECTION,), after=key, limit=PAGE, bodies=False, verify=False)
+    page = Range(DOCUMENT, (_COLLECTION,), limit=PAGE, bodies=False, verify=False)
+    threads = FindThreads(tenant, limit=PAGE)
+    if after:
+        page = page._replace(after=(_COLLECTION, after))
+        threads = replace(threads, after=Partition(tenant, after))
     (copies,) = yield from ask(Fetch(index, (page,)))
     if not copies:
         return None
     # Read after the copies, so that the list has every thread whose creation is complete.
-    hits = yield from ask(FindThreads(tenant, after=Partition(tenant, after) if after else None, limit=PAGE))
-    last, is_last = copies[-1].key[1], len(copies) < PAGE
+    hits = yield from ask(threads)
+    last: str = copies[-1].key[1]
+    is_last = len(copies) < PAGE
     if len(hits) == PAGE and hits[-1].partition.thread < last:
         last, is_last = hits[-1].partition.thread, False
     names = {hit.partition.thread for hit in hits}
@@ -70,7 +75,9 @@ def remove_copies(tenant: str, after: str, now: int, limits: Budget) -> Program[
     # The two entries of a thread are removed together.
     for some in split_into_batches(orphans, Budget(limits.ops // 2, limits.bytes)):
         yield from _remove(index, some)
-    return None if is_last else last
+    if is_last:
+        return None
+    return last
 
 
 def remove_crons(tenant: str) -> Program[None]:

@@ -89,10 +89,9 @@ def _forget_page(
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     needed = _find_needed(inbox, runs)
     finished = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
+    parts: list[Sequence[Op]] = []
     if old:
-        parts = yield from _plan_message_removals(partition, old, finished)
-    else:
-        parts = []
+        parts += yield from _plan_message_removals(partition, old, finished)
     sent = _select_sent(replies, before, outbox)
     if not sent and len(replies) == _REPLIES and outbox.bound > replies[-1].key[0]:
         first = replies[-1].key[0]
@@ -135,7 +134,7 @@ def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
     """
     is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
     if not is_busy or len(runs) == BATCH_MAX:
-        return frozenset(() if inbox.waiting is None else (inbox.waiting,))
+        return frozenset(filter(None, [inbox.waiting]))
     ended_well = max((n for n, run in enumerate(runs) if run.fields["state"] == DONE), default=-1)
     return frozenset(run.key[0] for run in runs[ended_well + 1 :])
 
@@ -156,24 +155,16 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
     """
     refused = 0
     while refused < ATTEMPTS:
-        lanes, found, messages = yield from ask(
-            Fetch(
-                partition,
-                (
-                    Get(LANE, (IN,)),
-                    Get(RUN, (run.id,)),
-                    Range(INBOX, after=(run.first - 1,), limit=BATCH_MAX, bodies=False),
-                ),
-            )
-        )
+        its_messages = Range(INBOX, after=(run.first - 1,), limit=BATCH_MAX, bodies=False)
+        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), its_messages)
+        lanes, found, messages = yield from ask(Fetch(partition, items))
         if not found or found[0].version != run.version:
             return False
         parts = yield from _plan_run_removal(partition, found[0], {m.key[0]: m for m in messages})
         taken = _take(parts, budget - len(lanes) - 1)
         is_last = bool(taken) and taken[-1].kind is RUN
-        if is_last:
-            ops = taken
-        else:
+        ops = taken
+        if not is_last:
             ops = [Check(RUN, found[0].key, run.version), *taken]
         # The lane must be unchanged: a dedupe key that was removed meanwhile may be another message's by now.
         guards: list[Op] = [Check(LANE, (IN,), lane.version) for lane in lanes]

@@ -7,6 +7,7 @@ so that a tenant with many threads does not delay the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from operator import add
@@ -36,7 +37,7 @@ from perdure.model.records import (
     RESERVED,
     TAG,
     WRITE,
-    Key,
+    Kind,
     Partition,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
@@ -202,7 +203,7 @@ def begin(
     saved_version = yield from save(own, tenant, version, now)
     if saved_version is None:
         return None
-    return (own, saved_version)
+    return own, saved_version
 
 
 def save(progress: RetentionProgress, tenant: str | None, version: int, now: int) -> Program[int | None]:
@@ -210,9 +211,7 @@ def save(progress: RetentionProgress, tenant: str | None, version: int, now: int
     expect = version or Expect.ABSENT
     place = (RESERVED, _COLLECTION, _name(tenant))
     stored = yield from documents.put(*place, asdict(progress), now, expect, fresh=1)
-    if stored is None:
-        return None
-    return stored.version
+    return stored and stored.version
 
 
 def step(
@@ -265,20 +264,20 @@ def _find_next(
     """Return the next tenant of the round and the last of its threads that was visited; no tenant at the
     round's end."""
     position = progress.position
-    tenant: str | None
+    tenants: list[str] = []
     if not progress.is_first_round:
-        tenant = min((name for name in progress.left if position is None or name > position), default=None)
-    elif terms.tenant is not None:
-        tenant = terms.tenant if position is None else None
-    else:
-        if position is None:
-            after = None
-        else:
-            after = Partition(position, _LAST)
-        found = yield from ask(FindThreads(None, after=after, limit=1))
-        tenant = found[0].partition.tenant if found else None
-    last = None if tenant is None else progress.left.get(tenant)
-    return tenant, None if tenant is None or last is None else Partition(tenant, last)
+        tenants = sorted(name for name in progress.left if position is None or name > position)
+    elif terms.tenant is None:
+        find = FindThreads(None, limit=1)
+        if position is not None:
+            find = replace(find, after=Partition(position, _LAST))
+        tenants = [hit.partition.tenant for hit in (yield from ask(find))]
+    elif position is None:
+        tenants = [terms.tenant]
+    tenant = next(iter(tenants), None)
+    if tenant is None or tenant not in progress.left:
+        return tenant, None
+    return tenant, Partition(tenant, progress.left[tenant])
 
 
 def visit(
@@ -325,16 +324,11 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
     if not policy.prunes:
         return False
     wanted = min(policy.keep_last or 1, _KEEP_MOST) + 1
-    found, tags, oldest = yield from ask(
-        Fetch(
-            partition,
-            (
-                Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=wanted, bodies=False),
-                Range(TAG),
-                Range(CHECKPOINT, ("",), by="seq", limit=_OLDEST if policy.keep_for else 1),
-            ),
-        )
-    )
+    newest = Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=wanted, bodies=False)
+    first = Range(CHECKPOINT, ("",), by="seq", limit=1)
+    if policy.keep_for:
+        first = first._replace(limit=_OLDEST)
+    found, tags, oldest = yield from ask(Fetch(partition, (newest, Range(TAG), first)))
     if len(found) < wanted or policy.keep_for is None:
         return len(found) == wanted
     tagged = {tag.fields["checkpoint_id"] for tag in tags}
@@ -351,11 +345,9 @@ def _prune(
 
     def count() -> Program[RetentionResult]:
         contents = yield from read(partition)
-        plan = planner(contents)
+        plan, size = planner(contents), 0
         if plan.removed:
             size = yield from checkpoint_removal.weigh(contents, plan, terms.digest)
-        else:
-            size = 0
         return RetentionResult(threads=1, checkpoints=len(plan.removed), bytes=size)
 
     counted = yield from read_undisturbed(partition, count)
@@ -367,19 +359,18 @@ def _prune(
 def _weigh_all(partition: Partition) -> Program[tuple[int, int]]:
     """Return the number of a thread's checkpoints and the bytes of all its bodies, read a page at a time;
     those of damaged pages are not counted."""
-    checkpoints = total = 0
-    for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX):
-        after: Key | None = None
-        is_over = False
-        while not is_over:
-            wanted = Range(kind, after=after, limit=_PAGE)
-            try:
-                (page,) = yield from ask(Fetch(partition, (wanted,)))
-            except Corrupt:
-                # An expired thread reads as absent, so it is removed though it is damaged.
-                (page,) = yield from ask(Fetch(partition, (wanted._replace(bodies=False),)))
-            checkpoints += len(page) if kind is CHECKPOINT else 0
-            total += sum(len(record.body) for record in page)
-            is_over = len(page) < _PAGE
-            after = page[-1].key if page else None
-    return checkpoints, total
+    counts: Counter[Kind] = Counter()
+    total = 0
+    left = [Range(kind, limit=_PAGE) for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX)]
+    while left:
+        wanted = left.pop()
+        try:
+            (page,) = yield from ask(Fetch(partition, (wanted,)))
+        except Corrupt:
+            # An expired thread reads as absent, so it is removed though it is damaged.
+            (page,) = yield from ask(Fetch(partition, (wanted._replace(bodies=False),)))
+        counts[wanted.kind] += len(page)
+        total += sum(len(record.body) for record in page)
+        if len(page) == _PAGE:
+            left.append(wanted._replace(after=page[-1].key))
+    return counts[CHECKPOINT], total

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import ormsgpack
 
 from perdure.engine.documents import Document
+from perdure.engine.requests import expect_unchanged, first_of, read_record, version_of
 from perdure.engine.threads import transfer_claim
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Expect, Fetch, Get, Range
@@ -157,7 +158,11 @@ def _is_past(expires_at: int | None, clocks: Clocks, own_ttl: Mapping[str, Any] 
     """Return True if the time at which a thread expires has passed. If a client set it, it was computed with
     the database's clock. Any other is counted from a checkpoint, whose time is a host's, so it must have
     passed by both clocks."""
-    return expires_at is not None and expires_at <= (min(clocks) if own_ttl is None else clocks.database)
+    if expires_at is None:
+        return False
+    if own_ttl is None:
+        return expires_at <= min(clocks)
+    return expires_at <= clocks.database
 
 
 def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
@@ -166,22 +171,22 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
     answers = yield from ask(Fetch(partition, _ITEMS))
     documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = answers
     queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
-    head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
-    if head is not None and (not newest or newest[0].key[1] != head):
-        (newest,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, ("", head)),)))
-    checkpoint = CheckpointRecord.read(newest[0]) if newest else None
-    document = Document.read(documents[0]) if documents else None
-    times = [
-        document.updated_at if document else None,
-        checkpoint.made_at if checkpoint else None,
-        runs[0].fields["updated_at"] if runs else None,
-    ]
+    head: str | None = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
+    latest = first_of(newest)
+    if head is not None and (latest is None or latest.key[1] != head):
+        latest = yield from read_record(partition, CHECKPOINT, ("", head))
+    checkpoint, missing = latest and CheckpointRecord.read(latest), head
+    document = next(map(Document.read, documents), None)
+    times = [record.fields["updated_at"] for record in (*documents, *runs)]
     # The last activity is unknown if the latest checkpoint has no time. It is unknown as well if there is a
     # checkpoint without a head: then the thread is still arriving.
-    if checkpoint is None:
-        is_activity_known = head is None
-    else:
-        is_activity_known = head is not None and checkpoint.made_at is not None
+    is_activity_known = head is None
+    if checkpoint is not None:
+        is_activity_known, missing = head is not None and checkpoint.made_at is not None, None
+        times.append(checkpoint.made_at)
+    active_at: int | None = None
+    if is_activity_known:
+        active_at = max(times, default=None)
     checks = [
         check_unchanged(DOCUMENT, OF_THREAD, documents),
         check_unchanged(EPOCH, (), epochs),
@@ -195,13 +200,13 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
         or any(lane.pending or lane.run_id is not None for lane in queues),
         has_queues=any(lane.version for lane in queues),
         is_tagged=bool(tags),
-        active_at=max((at for at in times if at is not None), default=None) if is_activity_known else None,
+        active_at=active_at,
         metadata=_merge_metadata(document, head, checkpoint),
-        ttl=document.body.get("ttl") if document else None,
+        ttl=document and document.body.get("ttl"),
         checks=tuple(checks),
-        generation=collections[0].version if collections else 0,
-        missing=head if checkpoint is None else None,
-        claim=claims[0] if claims else None,
+        generation=version_of(collections),
+        missing=missing,
+        claim=first_of(claims),
         has_head=head is not None,
         has_document=document is not None,
     )
@@ -209,7 +214,7 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
 
 def check_unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
     """Return the check that a record is as it was read, or still absent."""
-    return Check(kind, key, found[0].version if found else Expect.ABSENT)
+    return Check(kind, key, expect_unchanged(first_of(found)))
 
 
 def _merge_metadata(
@@ -222,7 +227,8 @@ def _merge_metadata(
         unpacked = ormsgpack.unpackb(
             checkpoint.metadata, ext_hook=lambda code, data: None, option=ormsgpack.OPT_NON_STR_KEYS
         )
-        out = dict(unpacked) if isinstance(unpacked, dict) else {}
+        if isinstance(unpacked, dict):
+            out = unpacked
     if document is not None and isinstance(document.body.get("metadata"), dict):
         return {**out, **choose_metadata(document.body, head, out)}
     return out

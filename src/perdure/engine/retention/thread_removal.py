@@ -25,6 +25,7 @@ from collections.abc import Collection, Sequence
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
+from perdure.engine.requests import first_of
 from perdure.engine.retention import expiring_threads
 from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
 from perdure.engine.threads import arrival_leftovers, transfer_claim
@@ -44,7 +45,6 @@ from perdure.model.records import (
     ITEM,
     LANE,
     LISTED,
-    OF_THREAD,
     PACK,
     RUN,
     TAG,
@@ -53,13 +53,6 @@ from perdure.model.records import (
     Kind,
     Partition,
 )
-from perdure.model.runs.queue import IN, LATER, OUT, WAITS
-
-NO_QUEUES = (
-    *(Check(LANE, (name,), Expect.ABSENT) for name in (IN, OUT, LATER, WAITS)),
-    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
-)
-"""Checks that a name has neither messages nor a document."""
 
 _HAS_HEAD = Check(HEAD, (ROOT,), Expect.PRESENT)
 _CHUNKS = (CHUNK, BLOB, PACK)
@@ -92,8 +85,9 @@ def remove_expired(partition: Partition, thread: ExpiryFacts, *, is_replaced: bo
     created under its name now."""
     seen = yield from write_versions(partition)
     removal = remove_whole(partition, thread.generation, thread.checks, seen)
-    outcome = yield from removal if is_replaced else remove_with_records_elsewhere(partition, removal)
-    return isinstance(outcome, Committed)
+    if not is_replaced:
+        removal = remove_with_records_elsewhere(partition, removal)
+    return isinstance((yield from removal), Committed)
 
 
 def is_unfinished(partition: Partition, thread: ExpiryFacts, now: int) -> Program[bool]:
@@ -128,8 +122,8 @@ def remove_unfinished(partition: Partition, thread: ExpiryFacts, now: int, budge
         return False
     if not (yield from arrival_leftovers.discard(partition, version, budget)):
         return False
-    checks = [op for op in transfer_claim.checks(version) if isinstance(op, Check)]
-    outcome = yield from ask(Drop(partition, (*checks, Check(EPOCH, (), Expect.ABSENT), *NO_QUEUES)))
+    checks = (*transfer_claim.checks(version), Check(EPOCH, (), Expect.ABSENT), *transfer_claim.NO_QUEUES)
+    outcome = yield from ask(Drop(partition, checks))
     if not isinstance(outcome, Committed):
         # Other records are stored under this name: only the claim is removed.
         outcome = yield from ask(
@@ -199,7 +193,8 @@ def _find_elsewhere(thread: Partition) -> Program[tuple[int | None, Sequence[str
     """Return the version of a thread's entry in the index, ``None`` without one, and the ids of its crons."""
     index, key = _locate_entry(thread)
     (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
-    return found[0].version if found else None, (yield from crons.list_for_thread(thread))
+    entry = first_of(found)
+    return entry and entry.version, (yield from crons.list_for_thread(thread))
 
 
 def _remove_elsewhere(thread: Partition, entry: int | None, cron_ids: Sequence[str]) -> Program[None]:

@@ -8,9 +8,10 @@ arrival that still goes on is refused with its next commit.
 from __future__ import annotations
 
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import read_record, try_commit
 from perdure.engine.threads import transfer_claim
 from perdure.engine.transact import Budget, split_into_batches
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
+from perdure.model.ops import Delete, Expect, Now, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, HEAD, PACK, SEAL, TAG, WRITE, Partition
 
@@ -27,8 +28,7 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     leftovers = [record for records in found for record in records]
     ops: list[Op] = [Delete(r.kind, r.key) for r in leftovers if (r.kind, r.key) not in checked]
     for batch in split_into_batches(ops, budget, reserve=len(claim_checks)):
-        outcome = yield from ask(Commit(partition, (*claim_checks, *batch)))
-        if not isinstance(outcome, Committed):
+        if not (yield from try_commit(partition, (*claim_checks, *batch))):
             return False
     return True
 
@@ -37,7 +37,7 @@ def abandon(partition: Partition, version: int, budget: Budget) -> Program[None]
     """Remove the records of an arrival that is refused, and its claim; nothing if the claim is lost. The
     arguments are those of ``clear``, with the number of the arrival's own claim."""
     if (yield from discard(partition, version, budget)):
-        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+        yield from try_commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version)))
 
 
 def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
@@ -50,11 +50,9 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
         version: A number that no other claim has.
         budget: The limits of one commit.
     """
-    (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
-    if not claims:
+    if not (yield from read_record(partition, SEAL, transfer_claim.CLAIM)):
         return
-    outcome = yield from ask(Commit(partition, tuple((yield from transfer_claim.claim(version)))))
-    if isinstance(outcome, Committed):
+    if (yield from try_commit(partition, (yield from transfer_claim.claim(version)))):
         yield from abandon(partition, version, budget)
 
 
@@ -70,6 +68,5 @@ def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None
         budget: The limits of one commit.
     """
     again = transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ABSENT)
-    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
-    if isinstance(outcome, Committed):
+    if (yield from try_commit(partition, (*transfer_claim.NOTHING, again))):
         yield from abandon(partition, version, budget)

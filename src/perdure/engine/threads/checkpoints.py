@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeGuard, TypeVar
 
+from perdure.engine.requests import expect_unchanged
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.drafts import CheckpointDraft, DraftsCheckpoint, DraftsWrites
 from perdure.engine.threads.steering import Taking
+from perdure.engine.threads.thread_records import put_head
 from perdure.engine.threads.thread_state import (
     HeadView,
     View,
@@ -224,16 +226,11 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if parent not in (None, view.head_id) and parent in (loaded and loaded.addressed, self.before):
             parent_check = [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)]
         version = successor(head.version, record.id) if head else self.first_version
-        moved = Put(
-            HEAD,
-            (namespace,),
-            {"checkpoint_id": record.id, "seq": record.seq},
-            expect=view.head_check,
-            version=version,
-        )
+        new_head = HeadView(version, record.id, record.seq)
+        moved = put_head(namespace, new_head, expect_unchanged(head))
         chunks = make_chunk_puts(draft.chunks, generation)
         after = View(
-            HeadView(version, record.id, record.seq),
+            new_head,
             generation,
             view.epoch,
             view.open_run,

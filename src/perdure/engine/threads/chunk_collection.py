@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import try_commit
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.undisturbed import is_disturbed
@@ -72,8 +73,7 @@ def _delete_unreached(
     old = (record for record in packs if record.fields["generation"] < generation)
     for pack_batch in split_into_batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
         ops, count = _repack(pack_batch, reader, needed)
-        outcome = yield from ask(Commit(partition, (guard, *ops)))
-        if isinstance(outcome, Committed):
+        if (yield from try_commit(partition, (guard, *ops))):
             deleted += count
         else:
             is_outdated = True

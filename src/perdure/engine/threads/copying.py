@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.engine.threads import arrival_leftovers, schema_pin, transfer_claim
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
-from perdure.engine.threads.thread_records import Contents, read, read_heads, references
+from perdure.engine.threads.thread_records import Contents, put_head, read, read_heads, references
 from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget, commit_or_raise, split_into_batches
@@ -12,7 +12,7 @@ from perdure.errors import Conflict, Contention
 from perdure.model.heads import ROOT
 from perdure.model.ops import Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
-from perdure.model.records import GC, HEAD, TAG, Partition
+from perdure.model.records import GC, TAG, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import make_new_puts
@@ -68,51 +68,30 @@ def _write_copy(
     budget: Budget,
     first_version: int,
 ) -> Program[None]:
-    heads: list[Op] = [
-        Put(
-            HEAD,
-            (namespace,),
-            {"checkpoint_id": head.checkpoint_id, "seq": head.seq},
-            expect=Expect.ABSENT,
-            version=head.version,
-        )
-        for namespace, head in contents.heads.items()
-    ]
+    heads = {ns: put_head(ns, head, Expect.ABSENT) for ns, head in contents.heads.items()}
+    root = [put for ns, put in heads.items() if ns == ROOT]
     rows: list[Op] = [c._replace(blocks=()).put() for c in contents.checkpoints]
     rows.extend(make_new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    rows.extend(put for ns, put in heads.items() if ns != ROOT)
     # Look before claiming, which would replace the claim of another writer, and once more afterwards: a
     # thread may have been begun in between.
     yield from _refuse_occupied(target)
     yield from commit_or_raise(target, (yield from transfer_claim.claim(first_version)), _occupied_error)
     yield from _refuse_occupied(target)
+    ours = transfer_claim.checks(first_version)
+    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
     try:
-        yield from _store(target, (heads, rows, chunks), pin, budget, first_version)
+        for batch in split_into_batches(chunks, budget):
+            yield from ask(Stage(target, tuple(batch)))
+        for some in split_into_batches(rows, budget, reserve=len(ours)):
+            yield from commit_or_raise(target, [*ours, *some], _occupied_error)
+        # The root's head last: until it exists, with the generation, the copy is invisible.
+        last = [born, transfer_claim.release(first_version), *pin, *root]
+        yield from commit_or_raise(target, last, _occupied_error)
     except Conflict:
         yield from arrival_leftovers.withdraw(target, first_version, budget)
         raise
-
-
-def _store(
-    target: Partition,
-    records: tuple[list[Op], list[Op], list[Put]],
-    pin: tuple[Put, ...],
-    budget: Budget,
-    first_version: int,
-) -> Program[None]:
-    """Store the heads, the rows and the chunks of a copy at a name that is claimed for it."""
-    heads, rows, chunks = records
-    for batch in split_into_batches(chunks, budget):
-        yield from ask(Stage(target, tuple(batch)))
-    # The root's head last: until it exists, with the generation, the copy is invisible.
-    ours = transfer_claim.checks(first_version)
-    root = [head for head in heads if head.key == (ROOT,)]
-    others = [head for head in heads if head.key != (ROOT,)]
-    for some in split_into_batches([*rows, *others], budget, reserve=len(ours)):
-        yield from commit_or_raise(target, [*ours, *some], _occupied_error)
-    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
-    last = [born, transfer_claim.release(first_version), *pin, *root]
-    yield from commit_or_raise(target, last, _occupied_error)
 
 
 def _refuse_occupied(target: Partition) -> Program[None]:

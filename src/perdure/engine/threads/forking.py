@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from perdure.engine.requests import try_commit, version_of
 from perdure.engine.threads import history, transfer_claim
+from perdure.engine.threads.thread_records import move_head, put_head, view_heads
 from perdure.engine.threads.thread_state import HeadView, guards, load_view, missing_head_error
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, DOCUMENT, EDITED, HEAD, INBOX, LANE, RUN, Partition
@@ -54,19 +56,14 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
                 raise transfer_claim.not_arrived_error(partition)
             raise missing_head_error(partition, ROOT, checkpoint_id)
         record = _copy(CheckpointRecord.read(found[0]), new_id, now, view.head)
-        moved = Put(
-            HEAD,
-            (ROOT,),
-            {"checkpoint_id": record.id, "seq": record.seq},
-            expect=view.head.version,
-            version=successor(view.head.version, record.id),
-        )
+        version = successor(view.head.version, record.id)
+        moved = put_head(ROOT, HeadView(version, record.id, record.seq), view.head.version)
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
         question = yield from _close_question(partition, now)
         rewound = yield from _plan_rewinds(partition, checkpoint_id)
         copy = record.put(Expect.ABSENT)
         ops = (*guards(partition, view, None), original, *question, moved, copy, *rewound)
-        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+        if (yield from try_commit(partition, ops)):
             return record.id
     raise Contention(f"thread {partition.thread!r} keeps being written to; fork it again later")
 
@@ -88,20 +85,12 @@ def _close_question(partition: Partition, now: str) -> Program[list[Op]]:
     if lane.waiting is None:
         return [Check(LANE, (IN,), lane.version or Expect.ABSENT)]
     latest = next(
-        (r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)), None
+        (r.id for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)), None
     )
-    body = encode(
-        {"run_id": None if latest is None else latest.id, "goes_on": False, "is_fork": True}, "document"
-    )
-    before = notes[0].version if notes else 0
-    noted = Put(
-        DOCUMENT,
-        EDITED,
-        {"updated_at": read_time(now)},
-        body,
-        expect=before or Expect.ABSENT,
-        version=successor(before, now),
-    )
+    body = encode({"run_id": latest, "goes_on": False, "is_fork": True}, "document")
+    before = version_of(notes)
+    fields, version = {"updated_at": read_time(now)}, successor(before, now)
+    noted = Put(DOCUMENT, EDITED, fields, body, before or Expect.ABSENT, version)
     return [lane._replace(waiting=None).put(0), noted]
 
 
@@ -111,8 +100,7 @@ def _plan_rewinds(partition: Partition, checkpoint_id: str) -> Program[list[Op]]
     (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
     ancestors = (yield from history.list_root_ancestors(partition, checkpoint_id)) or frozenset()
     ops: list[Op] = []
-    for head in heads:
-        (namespace,) = head.key
+    for namespace, head in view_heads(heads).items():
         if namespace == ROOT or ":" in namespace:
             continue
         target = yield from _find_newest_before(partition, namespace, ancestors)
@@ -122,16 +110,11 @@ def _plan_rewinds(partition: Partition, checkpoint_id: str) -> Program[list[Op]]
                 f"and had none before checkpoint {checkpoint_id}; it was not forked. Run the graph from this "
                 "checkpoint_id, which begins the subgraph anew"
             )
-        if target == head.fields["checkpoint_id"]:
-            ops.append(Check(HEAD, head.key, head.version))
-            continue
-        # The sequence continues: numbers are never reused.
-        fields = {"checkpoint_id": target, "seq": head.fields["seq"]}
-        version = successor(head.version, target)
-        ops += [
-            Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
-            Put(HEAD, head.key, fields, expect=head.version, version=version),
-        ]
+        if target == head.checkpoint_id:
+            ops.append(Check(HEAD, (namespace,), head.version))
+        else:
+            present = Check(CHECKPOINT, (namespace, target), Expect.PRESENT)
+            ops += (present, move_head(namespace, head, target))
     return ops
 
 
@@ -150,12 +133,11 @@ def _find_newest_before(
 def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:
     # The names of the loops are copied, too: so the writes on the parent that belong to the original belong
     # to the copy as well.
-    return record._replace(
-        id=new_id,
-        seq=head.seq + 1,
-        ts=now,
-        source="fork",
-        step=None if record.step is None else record.step + 1,
-        run_id=None,
-        prior=None if head.checkpoint_id == record.parent_id else head.checkpoint_id,
+    copy = record._replace(
+        id=new_id, seq=head.seq + 1, ts=now, source="fork", run_id=None, prior=head.checkpoint_id
     )
+    if record.step is not None:
+        copy = copy._replace(step=record.step + 1)
+    if head.checkpoint_id == record.parent_id:
+        copy = copy._replace(prior=None)
+    return copy

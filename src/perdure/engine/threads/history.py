@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from perdure.engine.requests import read_record, read_records, version_of
 from perdure.engine.threads.thread_state import (
     lost_head_error,
     missing_head_error,
@@ -78,58 +79,57 @@ def read_page(
 
 
 def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[CheckpointRecord | None]:
-    (records,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (namespace, checkpoint_id)),)))
-    if records:
-        return CheckpointRecord.read(records[0])
-    return None
+    record = yield from read_record(partition, CHECKPOINT, (namespace, checkpoint_id))
+    return record and CheckpointRecord.read(record)
 
 
 def find_all(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
 ) -> Program[list[CheckpointRecord]]:
     """Return those of the checkpoints that are stored, in the order of the given ids."""
-    answers = yield from ask(
-        Fetch(partition, tuple(Get(CHECKPOINT, (namespace, one)) for one in checkpoint_ids))
-    )
-    return [CheckpointRecord.read(record) for answer in answers for record in answer]
+    records = yield from read_records(partition, CHECKPOINT, [(namespace, one) for one in checkpoint_ids])
+    return list(map(CheckpointRecord.read, records))
 
 
 def find_step(partition: Partition, namespace: str, step: int) -> Program[list[tuple[str, int]]]:
     """Return the ids and sequence numbers of the checkpoints that have a step's number, newest first:
     branches of a history have the same numbers."""
     found: list[tuple[str, int]] = []
-    below: int | None = None
+
+    def select(record: Record) -> None:
+        if record.fields["step"] == step:
+            found.append((record.key[1], record.fields["seq"]))
+
+    yield from _visit_all(partition, namespace, select)
+    return found
+
+
+def _visit_all(partition: Partition, namespace: str, visit: Callable[[Record], None]) -> Program[None]:
+    """Call ``visit`` for each checkpoint of a namespace without its body, newest first."""
+    wanted = Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=_LIGHT_PAGE, bodies=False)
     while True:
-        wanted = Range(
-            CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=_LIGHT_PAGE, bodies=False
-        )
         (records,) = yield from ask(Fetch(partition, (wanted,)))
-        found += [(r.key[1], r.fields["seq"]) for r in records if r.fields["step"] == step]
+        for record in records:
+            visit(record)
         if len(records) < _LIGHT_PAGE:
-            return found
-        below = records[-1].fields["seq"]
+            return
+        wanted = wanted._replace(after=records[-1].fields["seq"])
 
 
 def list_newest_of_runs(partition: Partition, namespace: str) -> Program[list[str]]:
     """Return the ids of checkpoints that together have the metadata of all runs of a namespace: the newest of
     each run and source, and each that no run made. Bodies are not read."""
     found: list[str] = []
-    seen: set[tuple[str, str | None]] = set()
-    below: int | None = None
-    while True:
-        wanted = Range(
-            CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=_LIGHT_PAGE, bodies=False
-        )
-        (records,) = yield from ask(Fetch(partition, (wanted,)))
-        for record in records:
-            run_id, source = record.fields["run_id"], record.fields["source"]
-            if run_id is None or (run_id, source) not in seen:
-                found.append(record.key[1])
-            if run_id is not None:
-                seen.add((run_id, source))
-        if len(records) < _LIGHT_PAGE:
-            return found
-        below = records[-1].fields["seq"]
+    seen: set[tuple[str | None, str | None]] = set()
+
+    def select(record: Record) -> None:
+        of_run = record.fields["run_id"], record.fields["source"]
+        if of_run[0] is None or of_run not in seen:
+            found.append(record.key[1])
+        seen.add(of_run)
+
+    yield from _visit_all(partition, namespace, select)
+    return found
 
 
 def read_pending_writes(
@@ -149,7 +149,7 @@ def read_pending_writes(
         answers = yield from ask(Fetch(partition, wanted))
     else:
         collections, *answers = yield from ask(Fetch(partition, (Get(GC, ()), *wanted)))
-        if generation != (collections[0].version if collections else 0):
+        if generation != version_of(collections):
             raise Corrupt(
                 f"thread {partition.thread!r}: checkpoints were removed while their writes were read; read "
                 "the thread again"

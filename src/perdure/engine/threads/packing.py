@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from perdure.engine.requests import try_commit
 from perdure.engine.threads.thread_state import read_view, view_items
 from perdure.engine.transact import Budget, split_into_batches
 from perdure.model.heads import ROOT
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, GC, PACK, Partition
 from perdure.model.values.chunks import Digester
@@ -42,14 +43,16 @@ def pack(
                 sound.append(Put(CHUNK, record.key, body=body))
         if len(sound) < (_LEAST if least is None else least):
             return moved
-        block = block_of(view.head.seq if view.head else 0)
+        seq = 0
+        if view.head is not None:
+            seq = view.head.seq
+        block = block_of(seq)
         guard = Check(GC, (), view.generation or Expect.ABSENT)
         for batch in split_into_batches(sound, part):
             chunks = {put.key[0]: put.body for put in batch}
             packs = make_packs(chunks, max(ages[name] for name in chunks), block)
             removals = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
-            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *removals)))
-            if not isinstance(outcome, Committed):
+            if not (yield from try_commit(partition, (guard, *(pack.put for pack in packs), *removals))):
                 return moved
             moved.update((name, (PACK, made.put.key)) for made in packs for name in made.names)
         if len(ages) < _PAGE:

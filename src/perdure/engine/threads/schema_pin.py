@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from perdure.engine import documents
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import try_commit, version_of
+from perdure.engine.threads.thread_records import raise_generation
 from perdure.engine.threads.thread_state import load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, ThreadPinned
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, schema_of
 from perdure.model.missing_thread import missing_thread
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, DOCUMENT, GC, HEAD, WRITE, Partition
+from perdure.model.records import CHECKPOINT, DOCUMENT, HEAD, WRITE, Partition
 from perdure.model.runs.messages import encode
 from perdure.model.write_records import read_writes
 
@@ -24,9 +26,7 @@ _VERSION = "version"
 def read_pin(partition: Partition) -> Program[int | None]:
     """Return the schema version that a thread is pinned to, ``None`` if it is not pinned."""
     found = yield from documents.get(partition, *_PIN)
-    if found is None:
-        return None
-    return int(found.body[_VERSION])
+    return found and int(found.body[_VERSION])
 
 
 def plan_copy(partition: Partition) -> Program[tuple[Put, ...]]:
@@ -70,7 +70,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
         if version is not None:
             yield from _require_reached(partition, view.head.checkpoint_id, version)
         (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
-        before = found[0].version if found else 0
+        before = version_of(found)
         pinned = successor(before, version, now)
         change: Op
         if version is None:
@@ -81,18 +81,9 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             fields = {"updated_at": now}
             body = encode({_VERSION: version}, "pin")
             change = Put(DOCUMENT, _PIN, fields, body, expect=before or Expect.ABSENT, version=pinned)
-        raised = successor(view.generation, partition.thread, str(version))
-        outcome = yield from ask(
-            Commit(
-                partition,
-                (
-                    Check(HEAD, ("",), view.head.version),
-                    Put(GC, (), expect=view.generation or Expect.ABSENT, version=raised),
-                    change,
-                ),
-            )
-        )
-        if isinstance(outcome, Committed):
+        raised = raise_generation(view.generation, partition.thread, str(version))
+        unmoved = Check(HEAD, ("",), view.head.version)
+        if (yield from try_commit(partition, (unmoved, raised, change))):
             if version is None:
                 return
             newest = yield from _find_newest_write(partition, view.head.checkpoint_id)
@@ -101,7 +92,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             undo: Op = Delete(DOCUMENT, _PIN, expect=pinned)
             if found:
                 undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, pinned, successor(pinned, now))
-            yield from ask(Commit(partition, (undo,)))
+            yield from try_commit(partition, (undo,))
             raise Conflict(
                 f"thread {partition.thread!r} has a part of a step of schema version {newest}; it was not "
                 f"pinned to version {version}. Pin it again when the step has ended"

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.requests import read_records
 from perdure.errors import Conflict, Corrupt, Fenced
 from perdure.model.ops import Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import INBOX, LANE, RUN, Key, Partition
+from perdure.model.records import INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.messages import Message, Run
 from perdure.model.runs.payloads import are_alike, can_be_joined
 from perdure.model.runs.queue import IN, Lane
@@ -34,37 +35,58 @@ def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, 
     """Return the message with an id, and its run: the one that took the message together with others or while
     under way, or that passed over the message because it was withdrawn. ``None`` if there is no such message
     or run. The message with which a run began has the id of the run, and is not looked for here."""
-    before: Key | None = None
+    page = Range(INBOX, reverse=True, limit=PAGE, bodies=False)
+    its_runs = Range(RUN, by="first", reverse=True, limit=PAGE, bodies=False)
     while True:
-        after = None if before is None else before[0]
-        page = Range(INBOX, reverse=True, after=before, limit=PAGE, bodies=False)
-        its_runs = Range(RUN, by="first", reverse=True, after=after, limit=PAGE, bodies=False)
         found, begun = yield from ask(Fetch(partition, (page, its_runs)))
         firsts = {row.fields["first"] for row in begun}
-        gets = tuple(
-            Get(INBOX, row.key)
+        wanted = [
+            row.key
             for row in found
             if row.fields["mode"] in (STEER, WITHDRAWN)
             or (row.fields["mode"] == "coalesce" and row.key[0] not in firsts)
-        )
-        if gets:
-            rows = [row for answer in (yield from ask(Fetch(partition, gets))) for row in answer]
-        else:
-            rows = []
+        ]
+        rows = yield from read_records(partition, INBOX, wanted)
         for message in read_each(partition, Message.read, rows):
             if message.id == message_id:
-                its = Range(RUN, by="first", reverse=True, after=message.seq + 1, limit=1)
-                (runs,) = yield from ask(Fetch(partition, (its,)))
-                if runs:
-                    run = read_one(partition, Run.read, runs[0])
-                else:
-                    run = None
-                if run is not None and run.last >= message.seq:
-                    return (message, run)
+                (runs,) = yield from ask(Fetch(partition, (newest_run_up_to(message.seq),)))
+                for run in read_each(partition, Run.read, runs):
+                    if run.last >= message.seq:
+                        return message, run
                 return None
         if len(found) < PAGE:
             return None
-        before = found[-1].key
+        page, its_runs = page._replace(after=found[-1].key), its_runs._replace(after=found[-1].key[0])
+
+
+def newest_run_up_to(seq: int) -> Range:
+    """Return the read of the last run that began with this message or an earlier one."""
+    return Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
+
+
+def load_held(partition: Partition, run: Run) -> Program[tuple[Lane, Run]]:
+    """Return the inbox, and a held run as it is stored: it may have taken messages since it was claimed.
+
+    Raises:
+        Fenced: another worker holds the run.
+    """
+    lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(RUN, (run.id,)))))
+    return read_held(partition, run, lanes, runs)
+
+
+def read_held(
+    partition: Partition, run: Run, lanes: tuple[Record, ...], runs: tuple[Record, ...]
+) -> tuple[Lane, Run]:
+    """Return what ``load_held`` does, from the answers to its reads."""
+    lane = Lane.read(IN, lanes)
+    if lane.run_id != run.id or lane.epoch != run.epoch:
+        raise Fenced(
+            f"thread {partition.thread!r}: run {run.id!r} was held under epoch {run.epoch} and is not any "
+            "more; another worker has taken over, and nothing of this write was stored"
+        )
+    if not runs:
+        raise Corrupt(f"thread {partition.thread!r}: its open run {run.id!r} is not stored")
+    return lane, read_one(partition, Run.read, runs[0])
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +123,7 @@ class Taking:
         Raises:
             Fenced: another worker holds the run.
         """
-        lane, _ = yield from self._load()
+        lane, _ = yield from load_held(self.partition, self.run)
         front: list[Message] = []
         payloads: list[object] = []
         self.has_more = False
@@ -145,7 +167,7 @@ class Taking:
         """
         if not self.has_written:
             return ()
-        lane, run = yield from self._load()
+        lane, run = yield from load_held(self.partition, self.run)
         upto = self.held[-1].seq
         if run.last >= upto:
             # An earlier commit, whose answer was lost, has bound them.
@@ -169,16 +191,3 @@ class Taking:
                 self.run = replace(self.run, last=upto, version=self.run.version + 1)
             self.taken += self.held
             self.task_id, self.held, self.has_written = None, (), False
-
-    def _load(self) -> Program[tuple[Lane, Run]]:
-        lanes, runs = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), Get(RUN, (self.run.id,)))))
-        lane = Lane.read(IN, lanes)
-        if lane.run_id != self.run.id or lane.epoch != self.run.epoch:
-            raise Fenced(
-                f"thread {self.partition.thread!r}: run {self.run.id!r} was held under epoch "
-                f"{self.run.epoch} and is not any more; another worker has taken over, and nothing of this "
-                "write was stored"
-            )
-        if not runs:
-            raise Corrupt(f"thread {self.partition.thread!r}: its open run {self.run.id!r} is not stored")
-        return lane, read_one(self.partition, Run.read, runs[0])

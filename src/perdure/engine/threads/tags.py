@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from perdure.engine.requests import try_commit, version_of
 from perdure.engine.threads import transfer_claim
+from perdure.engine.threads.thread_records import raise_generation
 from perdure.engine.threads.thread_state import HeadView, load_view, missing_head_error
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.arguments import require_text
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, SEAL, TAG, Partition, Record
+from perdure.model.records import CHECKPOINT, SEAL, TAG, Partition, Record
 
 
 def set_tag(
@@ -39,29 +41,17 @@ def set_tag(
                 f"thread {partition.thread!r} has no checkpoint to tag; `perdure threads ls` lists what "
                 "there is"
             )
-        version = tags[0].version if tags else 0
-        outcome = yield from ask(
-            Commit(
-                partition,
-                (
-                    Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
-                    Put(
-                        GC,
-                        (),
-                        expect=view.generation or Expect.ABSENT,
-                        version=successor(view.generation, name, target),
-                    ),
-                    Put(
-                        TAG,
-                        (name,),
-                        {"namespace": namespace, "checkpoint_id": target},
-                        expect=version or Expect.ABSENT,
-                        version=successor(version, namespace, target),
-                    ),
-                    *(() if view.generation else (transfer_claim.UNCLAIMED,)),
-                ),
-            )
-        )
+        version, generation = version_of(tags), view.generation
+        moved = successor(version, namespace, target)
+        place = {"namespace": namespace, "checkpoint_id": target}
+        ops: list[Op] = [
+            Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
+            raise_generation(generation, name, target),
+            Put(TAG, (name,), place, expect=version or Expect.ABSENT, version=moved),
+        ]
+        if not generation:
+            ops.append(transfer_claim.UNCLAIMED)
+        outcome = yield from ask(Commit(partition, tuple(ops)))
         if isinstance(outcome, Committed):
             return target
         if outcome.kind is SEAL:
@@ -79,8 +69,7 @@ def set_tag(
 
 def remove_tag(partition: Partition, name: str) -> Program[None]:
     """Remove a tag; its checkpoint is then like any other. Raises ``NotFound`` if there is none."""
-    outcome = yield from ask(Commit(partition, (Delete(TAG, (name,), Expect.PRESENT),)))
-    if not isinstance(outcome, Committed):
+    if not (yield from try_commit(partition, (Delete(TAG, (name,), Expect.PRESENT),))):
         raise NotFound(f"thread {partition.thread!r} has no tag {name!r}")
 
 

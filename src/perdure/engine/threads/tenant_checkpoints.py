@@ -123,5 +123,7 @@ class Merge:
 
 
 def _ids(namespace: str, below: str | None, limit: int) -> Range:
-    after = None if below is None else (namespace, below)
-    return Range(CHECKPOINT, (namespace,), reverse=True, after=after, limit=limit, bodies=False)
+    page = Range(CHECKPOINT, (namespace,), reverse=True, limit=limit, bodies=False)
+    if below is None:
+        return page
+    return page._replace(after=(namespace, below))

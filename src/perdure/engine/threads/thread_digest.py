@@ -18,7 +18,7 @@ from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.errors import Contention
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, GC, HEAD, OF_THREAD, TAG, WRITE, Partition, Record
@@ -172,10 +172,9 @@ def compute_thread_digest(
     for _ in range(ATTEMPTS):
         reading = yield from read_thread(partition, digest, digest)
         if reading is None:
-            size = None
-        else:
-            size = yield from _read_payloads(partition, reading, report)
-        if reading is None or size is None:
+            continue
+        size = yield from _read_payloads(partition, reading, report)
+        if size is None:
             continue
         if arriving is not None:
             reading = _with_last_records(reading, arriving)
@@ -246,17 +245,13 @@ def sort_checkpoints(checkpoints: Iterable[CheckpointRecord]) -> list[Checkpoint
 
 def rename_references(record: CheckpointRecord, graft: ReferenceRenaming) -> CheckpointRecord:
     """Return a checkpoint with its references renamed for the target."""
-    return record._replace(
-        blocks=(),
-        refs={channel: graft.rename(ref).name for channel, ref in record.refs.items()},
-        carried={
-            channel: carried._replace(
-                seed=None if carried.seed is None else graft.rename(carried.seed).name,
-                writes=tuple(w._replace(ref=graft.rename(w.ref).name) for w in carried.writes),
-            )
-            for channel, carried in record.carried.items()
-        },
-    )
+    refs = {channel: graft.rename(ref).name for channel, ref in record.refs.items()}
+    all_carried: dict[str, Carried] = {}
+    for channel, carried in record.carried.items():
+        writes = tuple(w._replace(ref=graft.rename(w.ref).name) for w in carried.writes)
+        seed = carried.seed and graft.rename(carried.seed).name
+        all_carried[channel] = carried._replace(seed=seed, writes=writes)
+    return record._replace(blocks=(), refs=refs, carried=all_carried)
 
 
 def rename_write(write: PendingWrite, graft: ReferenceRenaming) -> PendingWrite:
@@ -266,9 +261,7 @@ def rename_write(write: PendingWrite, graft: ReferenceRenaming) -> PendingWrite:
 
 def _list_fields(record: CheckpointRecord, place: int, graft: ReferenceRenaming) -> list[Any]:
     def content(ref: bytes | None) -> bytes | None:
-        if ref is None:
-            return None
-        return graft.rename(ref).content
+        return ref and graft.rename(ref).content
 
     return [
         "checkpoint",

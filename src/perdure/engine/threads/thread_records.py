@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.thread_state import HeadView, View, load_view
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.ops import Range
+from perdure.model.ops import Expect, Expectation, Put, Range
 from perdure.model.program import Program
-from perdure.model.records import CHECKPOINT, HEAD, TAG, WRITE, Partition, Record
+from perdure.model.record_versions import successor
+from perdure.model.records import CHECKPOINT, GC, HEAD, TAG, WRITE, Partition, Record
 from perdure.model.removal_plan import Name, find_run_bases
 from perdure.model.write_records import read_writes
 
@@ -58,7 +59,7 @@ def read(partition: Partition) -> Program[Contents]:
     return Contents(
         partition,
         view,
-        _view_heads(heads),
+        view_heads(heads),
         tuple(tags),
         [CheckpointRecord.read(r) for r in checkpoints],
         read_writes(writes),
@@ -68,8 +69,26 @@ def read(partition: Partition) -> Program[Contents]:
 def read_heads(partition: Partition) -> Program[dict[str, HeadView]]:
     """Return the head of each namespace of a thread."""
     (heads,) = yield from read_all(partition, Range(HEAD))
-    return _view_heads(heads)
+    return view_heads(heads)
 
 
-def _view_heads(heads: Iterable[Record]) -> dict[str, HeadView]:
+def put_head(namespace: str, head: HeadView, expect: Expectation = Expect.ANY) -> Put:
+    """Return the operation that stores a head."""
+    fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
+    return Put(HEAD, (namespace,), fields, expect=expect, version=head.version)
+
+
+def move_head(namespace: str, head: HeadView, target: str) -> Put:
+    """Return the operation that moves a head to another checkpoint. Its sequence continues: numbers are never
+    reused."""
+    return put_head(namespace, HeadView(successor(head.version, target), target, head.seq), head.version)
+
+
+def raise_generation(generation: int, *content: object) -> Put:
+    """Return the operation that raises a collection generation when ``content`` is written."""
+    return Put(GC, (), expect=generation or Expect.ABSENT, version=successor(generation, *content))
+
+
+def view_heads(heads: Iterable[Record]) -> dict[str, HeadView]:
+    """Return the heads of namespaces from their records."""
     return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}

@@ -40,11 +40,6 @@ class View(NamedTuple):
         """The id of the head's checkpoint, ``None`` if the namespace has no head."""
         return self.head and self.head.checkpoint_id
 
-    @property
-    def head_check(self) -> int | Expect:
-        """What a write that moves the head expects of its record."""
-        return Expect.ABSENT if self.head is None else self.head.version
-
 
 def has_gone_back(known: View, found: View) -> bool:
     """Return True if a thread is in an earlier state than the known one, because the database came back in an

@@ -10,14 +10,21 @@ from __future__ import annotations
 from perdure.errors import NotFound
 from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Now, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import GC, HEAD, SEAL, Key, Partition, Record
+from perdure.model.records import DOCUMENT, GC, HEAD, LANE, OF_THREAD, SEAL, Key, Partition, Record
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS
 
 CLAIM: Key = ("arriving",)
 """Key of the claim."""
 
 UNCLAIMED = Check(SEAL, CLAIM, Expect.ABSENT)
 """Check of every commit that begins a thread."""
-NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
+NOTHING: tuple[Check, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
+"""Checks that a name has no thread."""
+NO_QUEUES = (
+    *(Check(LANE, (name,), Expect.ABSENT) for name in (IN, OUT, LATER, WAITS)),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
+"""Checks that a name has neither messages nor a document."""
 
 
 LEASE_US = 24 * 3_600_000_000
@@ -41,7 +48,7 @@ def read_claim_time(claim: Record) -> int:
     return int(claim.body or b"0")
 
 
-def checks(version: int) -> list[Op]:
+def checks(version: int) -> list[Check]:
     """Return the checks that every commit of an arrival carries, except the last."""
     return [*NOTHING, Check(SEAL, CLAIM, version)]
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.engine.complete_reads import read_all
+from perdure.engine.requests import expect_unchanged
 from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.threads.thread_records import put_head, view_heads
 from perdure.engine.threads.thread_state import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import ATTEMPTS, Budget, commit_or_raise, commit_with_chunks, split_into_batches
 from perdure.errors import Contention
@@ -19,33 +21,12 @@ from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import (
-    CHECKPOINT,
-    DOCUMENT,
-    GC,
-    HEAD,
-    LANE,
-    OF_THREAD,
-    SEAL,
-    WRITE,
-    Key,
-    Partition,
-)
-from perdure.model.runs.queue import IN, LATER, OUT, WAITS
+from perdure.model.records import CHECKPOINT, DOCUMENT, GC, HEAD, SEAL, WRITE, Key, Partition
 from perdure.model.values.packs import make_chunk_puts
 from perdure.model.write_records import read_writes
 
 _EXTENT: Key = ("imported",)
 """Key of the record about the last import."""
-
-_NOTHING_ELSE = (
-    Check(LANE, (IN,), Expect.ABSENT),
-    Check(LANE, (OUT,), Expect.ABSENT),
-    Check(LANE, (LATER,), Expect.ABSENT),
-    Check(LANE, (WAITS,), Expect.ABSENT),
-    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
-)
-"""Checks that nothing has come to the name meanwhile that is not a part of an arrival."""
 
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
@@ -87,9 +68,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
         heads, checkpoints, writes = yield from read_all(
             partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
         )
-        head_views = {
-            h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads
-        }
+        head_views = view_heads(heads)
         if head_views.get("") == view.head:
             return StoredThread(
                 view,
@@ -97,7 +76,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
                 {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
                 {w.key: w for w in read_writes(writes)},
                 bool(claims),
-                extents[0].body if extents else b"",
+                b"".join(extent.body for extent in extents),
             )
     raise _busy_target_error(partition)
 
@@ -122,7 +101,8 @@ class Arrival:
         """Return the checks that every commit carries."""
         if self.is_new:
             return tuple(transfer_claim.checks(self.version))
-        return (*guards(self.partition, self.view, None), Check(HEAD, ("",), self.view.head_check))
+        head_check = Check(HEAD, ("",), expect_unchanged(self.view.head))
+        return (*guards(self.partition, self.view, None), head_check)
 
 
 def begin(
@@ -159,7 +139,7 @@ def begin(
         for namespace, head in found.heads.items()
         if added.get(namespace)
     }
-    ops = [_make_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
+    ops = [put_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
     for batch in split_into_batches(ops, budget, reserve=2):
         yield from commit_or_raise(partition, [fence, unchanged, *batch], _busy_target_error)
     view = found.view._replace(head=raised.get("", found.view.head))
@@ -178,9 +158,9 @@ def abandon(arrival: Arrival) -> Program[None]:
     yield from _discard(arrival)
     (documents,) = yield from ask(Fetch(arrival.partition, (Range(DOCUMENT, limit=1, bodies=False),)))
     if not documents:
-        claim_checks = [op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check)]
+        claim_checks = transfer_claim.checks(arrival.version)
         # Remove the name as a whole, so that it is not listed.
-        outcome = yield from ask(Drop(arrival.partition, (*claim_checks, *_NOTHING_ELSE)))
+        outcome = yield from ask(Drop(arrival.partition, (*claim_checks, *transfer_claim.NO_QUEUES)))
         if isinstance(outcome, Committed):
             return
     yield from commit_or_raise(
@@ -238,17 +218,10 @@ def _discard(arrival: Arrival) -> Program[None]:
 
 
 def _move_head(arrival: Arrival, namespace: str, head: HeadView) -> Put:
-    before = arrival.heads.get(namespace)
-    if before is None:
-        return _make_head(namespace, head._replace(version=arrival.version), None)
-    version = successor(before.version, head.checkpoint_id)
-    return _make_head(namespace, head._replace(version=version), before.version)
-
-
-def _make_head(namespace: str, head: HeadView, expected: int | None) -> Put:
-    fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
-    expect = Expect.ABSENT if expected is None else expected
-    return Put(HEAD, (namespace,), fields, expect=expect, version=head.version)
+    before, version = arrival.heads.get(namespace), arrival.version
+    if before is not None:
+        version = successor(before.version, head.checkpoint_id)
+    return put_head(namespace, head._replace(version=version), expect_unchanged(before))
 
 
 def find_last_numbers(found: StoredThread) -> dict[str, int]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perdure.engine.requests import expect_unchanged, first_of, try_commit
 from perdure.engine.transact import Budget, split_into_batches
 from perdure.errors import Contention
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Put
+from perdure.model.ops import Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Partition, Record
 from perdure.model.store_items import LAST, is_over, labels_of
@@ -30,14 +31,16 @@ class ArrivingItem(NamedTuple):
 
     def put(self, stored: Record | None) -> Put:
         """Return the operation that stores the item in place of ``stored``, if there is one."""
+        ends_at = self.expires_at
+        if ends_at is not None:
+            ends_at = min(LAST, ends_at)
         fields = {
             "created_at": self.created_at,
             "updated_at": self.updated_at,
             "ttl": self.ttl,
-            "expires_at": None if self.expires_at is None else min(LAST, self.expires_at),
+            "expires_at": ends_at,
         }
-        expect = Expect.ABSENT if stored is None else stored.version
-        return Put(ITEM, (self.key,), fields, self.body, expect=expect, version=self.version)
+        return Put(ITEM, (self.key,), fields, self.body, expect_unchanged(stored), self.version)
 
 
 def put_items(
@@ -52,15 +55,14 @@ def put_items(
         answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (item.key,)) for item in items)))
         ops: list[Op] = []
         for item, found in zip(items, answers, strict=True):
-            stored = found[0] if found else None
+            stored = first_of(found)
             if stored is None or is_over(stored, now) or _is_to_replace(item, stored):
                 ops.append(item.put(stored))
         if dry_run:
             return len(ops)
         is_refused = False
         for batch in split_into_batches(ops, budget):
-            outcome = yield from ask(Commit(partition, tuple(batch)))
-            is_refused = is_refused or not isinstance(outcome, Committed)
+            is_refused |= not (yield from try_commit(partition, batch))
         if not is_refused:
             return len(ops)
     raise Contention(
@@ -73,6 +75,6 @@ def _is_to_replace(item: ArrivingItem, stored: Record) -> bool:
     seconds, so an item with a different value and the same time replaces the stored one, too."""
     if stored.fields["updated_at"] > item.updated_at:
         return False
-    expiry = stored.fields["expires_at"]
-    is_longer = expiry is not None and (item.expires_at is None or item.expires_at > expiry)
+    ends_at = stored.fields["expires_at"]
+    is_longer = ends_at is not None and (item.expires_at is None or item.expires_at > ends_at)
     return stored.body != item.body or stored.fields["updated_at"] < item.updated_at or is_longer

@@ -7,7 +7,12 @@ handing over its waits would end them.
 from __future__ import annotations
 
 from perdure.engine.threads import transfer_claim
-from perdure.engine.transfer.transfer_terms import Side, TransferOptions, commit_at_target, run_at
+from perdure.engine.transfer.transfer_terms import (
+    TransferOptions,
+    commit_at_target,
+    run_at_source,
+    run_at_target,
+)
 from perdure.errors import Conflict
 from perdure.model.ops import Drop
 from perdure.model.program import Program, ask
@@ -23,10 +28,10 @@ def refuse_same_database(partition: Partition, target: Partition, terms: Transfe
     if partition != target or terms.is_from_archive or terms.is_to_archive:
         return
     probe = Partition(target.tenant, f"(probe {terms.first_version:x})", THREADS)
-    claim = yield from run_at(Side.TARGET, transfer_claim.claim(terms.first_version))
-    yield from run_at(Side.TARGET, commit_at_target(probe, claim))
-    is_seen = yield from run_at(Side.SOURCE, transfer_claim.is_claimed(probe))
-    yield from run_at(Side.TARGET, ask(Drop(probe)))
+    claim = yield from run_at_target(transfer_claim.claim(terms.first_version))
+    yield from run_at_target(commit_at_target(probe, claim))
+    is_seen = yield from run_at_source(transfer_claim.is_claimed(probe))
+    yield from run_at_target(ask(Drop(probe)))
     if is_seen:
         raise Conflict(
             "source and target are the same database, named in two ways; nothing was changed. Name the other "

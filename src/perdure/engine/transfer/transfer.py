@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from perdure.engine.complete_reads import read_all
@@ -25,8 +26,8 @@ from perdure.engine.threads import arrival_leftovers, thread_digest, transfer_cl
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.thread_digest import ThreadContent
-from perdure.engine.threads.thread_records import Contents, references
-from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
+from perdure.engine.threads.thread_records import Contents, put_head, references
+from perdure.engine.threads.thread_state import View, guards, load_view
 from perdure.engine.transact import Budget, split_into_batches
 from perdure.engine.transfer import waiting_runs
 from perdure.engine.transfer.same_database import refuse_same_database
@@ -40,7 +41,8 @@ from perdure.engine.transfer.transfer_terms import (
     TransferResult,
     busy_target_error,
     commit_at_target,
-    run_at,
+    run_at_source,
+    run_at_target,
 )
 from perdure.engine.transfer.transfer_waits import (
     bring_waits,
@@ -51,20 +53,7 @@ from perdure.engine.transfer.transfer_waits import (
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Conflict, Contention, Corrupt, NotFound, PerdureError, Unavailable
-from perdure.model.ops import (
-    Check,
-    Delete,
-    Drop,
-    Expect,
-    Fetch,
-    FindThreads,
-    Get,
-    Now,
-    Op,
-    Put,
-    Range,
-    Stage,
-)
+from perdure.model.ops import Check, Delete, Drop, Expect, Fetch, FindThreads, Get, Now, Op, Put, Range, Stage
 from perdure.model.program import Program, advance, ask, resume
 from perdure.model.records import (
     BLOB,
@@ -121,33 +110,29 @@ def compare_thread(
         Corrupt: it is damaged at the source.
         Contention: it keeps being written to.
     """
-    waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
+    waiting = yield from run_at_source(read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
     compared = yield from _compare(partition, target, terms)
     if compared.found in (State.ABSENT, State.PARTIAL) or (
         compared.found is State.DIFFERENT and terms.replace
     ):
-        yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+        yield from run_at_target(waiting_runs.refuse_target_at_work(target))
     return compared
 
 
 def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
-    def refuse_headless(contents: Contents) -> None:
-        _refuse_headless(partition, contents)
-
-    digest = yield from run_at(
-        Side.SOURCE,
-        thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=refuse_headless),
+    refuse_headless = partial(_refuse_headless, partition)
+    digest = yield from run_at_source(
+        thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=refuse_headless)
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone_error(partition)
-    view = yield from run_at(Side.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(target))):
-        target_digest = yield from run_at(
-            Side.TARGET, thread_digest.compute_thread_digest(target, terms.target)
-        )
-        return TransferResult(State.SAME if target_digest.agrees(digest) else State.DIFFERENT, digest)
-    at_target = yield from run_at(Side.TARGET, _read_target(target, terms.target))
+    if (yield from run_at_target(_is_there(target))):
+        target_digest = yield from run_at_target(thread_digest.compute_thread_digest(target, terms.target))
+        if target_digest.agrees(digest):
+            return TransferResult(State.SAME, digest)
+        return TransferResult(State.DIFFERENT, digest)
+    at_target = yield from run_at_target(_read_target(target, terms.target))
     return TransferResult(at_target.state, digest)
 
 
@@ -167,14 +152,14 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         Contention: the source keeps being written to.
         Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
-    waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
+    waiting = yield from run_at_source(read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
-    view = yield from run_at(Side.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(target))):
+    view = yield from run_at_target(load_view(target, ""))
+    if _has_arrived(view) or (yield from run_at_target(_has_documents(target))):
         compared = yield from _compare(partition, target, terms)
         if compared.found is State.SAME:
             if terms.replace:
-                yield from run_at(Side.TARGET, _drop_replaced(target))
+                yield from run_at_target(_drop_replaced(target))
             yield from bring_waits(partition, target, terms)
             return compared
         refuse_to_wake_twice(partition, waiting, terms, is_there=False)
@@ -186,17 +171,17 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         yield from refuse_same_database(partition, target, terms)
         return (yield from _replace(partition, target, view, terms))
     refuse_to_wake_twice(partition, waiting, terms, is_there=False)
-    yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+    yield from run_at_target(waiting_runs.refuse_target_at_work(target))
     try:
         result = yield from _bring(partition, target, terms, None)
     except Conflict:
         # A message was accepted there meanwhile: it begins a thread of its own, beside which nothing of this
         # one may be left.
         leaving = arrival_leftovers.abandon(target, terms.first_version, terms.budget)
-        yield from run_at(Side.TARGET, leaving)
+        yield from run_at_target(leaving)
         raise
     if result.found is State.PARTIAL:
-        yield from run_at(Side.TARGET, _drop_replaced(target))
+        yield from run_at_target(_drop_replaced(target))
     return result
 
 
@@ -204,9 +189,9 @@ def _replace(
     partition: Partition, target: Partition, view: View, terms: TransferOptions
 ) -> Program[TransferResult]:
     """Transfer a thread in the place of a different one, which is put back if that fails."""
-    yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+    yield from run_at_target(waiting_runs.refuse_target_at_work(target))
     copy = yield from _set_aside(target, terms)
-    yield from run_at(Side.TARGET, _withdraw(target, view, terms.first_version))
+    yield from run_at_target(_withdraw(target, view, terms.first_version))
     try:
         result = yield from _bring(partition, target, terms, State.DIFFERENT)
     except Unavailable:
@@ -215,7 +200,7 @@ def _replace(
     except PerdureError as error:
         yield from _put_back(copy, target, terms, error)
         raise
-    yield from run_at(Side.TARGET, _drop_replaced(target))
+    yield from run_at_target(_drop_replaced(target))
     return result
 
 
@@ -239,29 +224,27 @@ def _bring(
     written = 0
     is_taken = False
     for _ in range(ATTEMPTS):
-        reading = yield from run_at(
-            Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target)
-        )
+        reading = yield from run_at_source(thread_digest.read_thread(partition, terms.source, terms.target))
         if reading is None:
             continue
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone_error(partition)
         _refuse_headless(partition, reading.contents)
         if not is_claimed:
-            yield from run_at(Side.TARGET, _claim(target, terms.first_version))
-        at_target = yield from run_at(Side.TARGET, _read_target(target, terms.target))
+            yield from run_at_target(_claim(target, terms.first_version))
+        at_target = yield from run_at_target(_read_target(target, terms.target))
         found = found or at_target.state
         sent = yield from _send_chunks(partition, target, reading, at_target, terms)
         if sent is None:
             continue
         written += sent.written
         digest = thread_digest.digest_of(reading, sent.read)
-        written += yield from run_at(Side.TARGET, _send_rows(target, reading, at_target, terms))
-        arrived = yield from run_at(
-            Side.TARGET, thread_digest.compute_thread_digest(target, terms.target, arriving=reading)
+        written += yield from run_at_target(_send_rows(target, reading, at_target, terms))
+        arrived = yield from run_at_target(
+            thread_digest.compute_thread_digest(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
-            yield from run_at(Side.TARGET, _refuse_foreign(target, _make_rows(reading, terms), terms))
+            yield from run_at_target(_refuse_foreign(target, _make_rows(reading, terms), terms))
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
@@ -269,22 +252,17 @@ def _bring(
         taken = yield from take_waits(partition, terms)
         is_taken = is_taken or (taken is not None and taken.is_taken)
         # A signal that came before the waits were taken is a part of the thread: read it again.
-        if (
-            taken is None
-            or (yield from run_at(Side.SOURCE, thread_digest.read_pulse(partition))) != reading.pulse
-        ):
+        if taken is None or (yield from run_at_source(thread_digest.read_pulse(partition))) != reading.pulse:
             continue
         try:
-            generation = yield from run_at(
-                Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting)
-            )
+            generation = yield from run_at_target(_arrive(target, reading, at_target, terms, taken.waiting))
         except Conflict:
             if is_taken:
                 yield from give_waits_back(partition, terms)
             raise
         yield from leave_or_note_arrival(partition, taken, reading.pulse, terms)
         if not at_target.chunks <= reading.graft.names:
-            yield from run_at(Side.TARGET, collect(target, generation, terms.target, terms.budget))
+            yield from run_at_target(collect(target, generation, terms.target, terms.budget))
         return TransferResult(found, digest, written)
     if is_taken:
         yield from give_waits_back(partition, terms)
@@ -298,12 +276,10 @@ def _set_aside(target: Partition, terms: TransferOptions) -> Program[Partition]:
     """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
     a name of its own, which is returned. An earlier transfer that was cut short may have made the copy
     already."""
-    digest = yield from run_at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
+    digest = yield from run_at_target(thread_digest.compute_thread_digest(target, terms.target))
     name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
-    view = yield from run_at(Side.TARGET, load_view(name, ""))
-    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(name))):
-        return name
-    yield from _copy_at_target(target, name, terms)
+    if not (yield from run_at_target(_is_there(name))):
+        yield from _copy_at_target(target, name, terms)
     return name
 
 
@@ -323,7 +299,7 @@ def _put_back(
             f"{error}. The thread that was there could not be put back to its name; it is at the target as "
             f"{copy.thread!r}"
         ) from failure
-    yield from run_at(Side.TARGET, ask(Drop(copy)))
+    yield from run_at_target(ask(Drop(copy)))
 
 
 def _copy_at_target(
@@ -394,6 +370,12 @@ def _has_arrived(view: View) -> bool:
     return view.head is not None or view.generation > 0
 
 
+def _is_there(target: Partition) -> Program[bool]:
+    """Return True if a thread has arrived, or has only documents."""
+    view = yield from load_view(target, "")
+    return _has_arrived(view) or (yield from _has_documents(target))
+
+
 def _has_documents(target: Partition) -> Program[bool]:
     """Return True if there are documents of a thread without checkpoints, and no transfer in progress."""
     documents, claims = yield from ask(
@@ -421,7 +403,10 @@ def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
     of it is an incomplete copy."""
     fence, _ = guards(target, view, None)
     ops: list[Op] = [fence, transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ANY)]
-    ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
+    if view.generation:
+        ops.append(Delete(GC, (), view.generation))
+    else:
+        ops.append(Check(GC, (), Expect.ABSENT))
     if view.head is not None:
         ops.append(Delete(HEAD, _ROOT, view.head.version))
     yield from commit_at_target(target, ops)
@@ -443,7 +428,7 @@ def _send_chunks(
     read = written = 0
     pace = thread_digest.Pace()
     for names in pace.slices(sorted(graft.payloads)):
-        bodies = yield from run_at(Side.SOURCE, thread_digest.fetch(partition, reading, names))
+        bodies = yield from run_at_source(thread_digest.fetch(partition, reading, names))
         if bodies is None:
             return None
         pace.learn(bodies)
@@ -452,10 +437,10 @@ def _send_chunks(
             fresh[graft.arrive(name, body)] = body
             read += len(body)
             terms.report(len(body))
-        written += yield from run_at(Side.TARGET, _stage(target, fresh, at_target, terms.budget))
+        written += yield from run_at_target(_stage(target, fresh, at_target, terms.budget))
     for ref in references(reading.contents):
         graft.rename(ref)
-    written += yield from run_at(Side.TARGET, _stage(target, graft.fresh, at_target, terms.budget))
+    written += yield from run_at_target(_stage(target, graft.fresh, at_target, terms.budget))
     return _Sent(read, written)
 
 
@@ -491,7 +476,7 @@ def _make_rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     ]
     rows += make_new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
-    rows += [_make_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
+    rows += [put_head(ns, head) for ns, head in contents.heads.items() if ns != ""]
     # The versions of a document, which are in folders, come before it.
     documents = sorted(reading.documents, key=lambda d: "/" not in d.key[0])
     rows += [_make_document_put(d, terms) for d in documents if d.key != OF_THREAD]
@@ -518,7 +503,7 @@ def _arrive(
         transfer_claim.release(terms.first_version),
     ]
     if root is not None:
-        ops.append(_make_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
+        ops.append(put_head("", root._replace(version=terms.first_version), Expect.ABSENT))
     ops += [
         _make_document_put(d, terms)._replace(expect=Expect.ABSENT)
         for d in reading.documents
@@ -534,10 +519,6 @@ def _arrive(
         ops += yield from waiting_runs.arrive(target, waiting, now, terms.first_version)
     yield from commit_at_target(target, ops)
     return generation
-
-
-def _make_head(namespace: str, head: HeadView, version: int) -> Put:
-    return Put(HEAD, (namespace,), {"checkpoint_id": head.checkpoint_id, "seq": head.seq}, version=version)
 
 
 def _is_same(stored: Record | None, put: Put) -> bool:

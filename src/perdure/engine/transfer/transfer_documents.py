@@ -11,20 +11,21 @@ from typing import NamedTuple
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
+from perdure.engine.requests import try_commit
 from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, compute_thread_digest
 from perdure.engine.transact import split_into_batches
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     Exists,
-    Side,
     State,
     TransferOptions,
     TransferResult,
-    run_at,
+    run_at_source,
+    run_at_target,
 )
 from perdure.errors import Conflict, Contention, NotFound
-from perdure.model.ops import Commit, Committed, Delete, Expect, Op, Put, Range
-from perdure.model.program import Program, ask
+from perdure.model.ops import Delete, Expect, Op, Put, Range
+from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, Key, Partition, Record
 from perdure.model.runs.queue import CRONS
 
@@ -78,27 +79,25 @@ def move_documents(
         stale = [key for key in held if key in sent and key not in source]
         if result.found is State.SAME and not stale:
             if target.thread == CRONS:
-                yield from run_at(Side.TARGET, crons.arm(target, terms.first_version))
+                yield from run_at_target(crons.arm(target, terms.first_version))
             return TransferResult(found, result.digest, written, result.kept)
         for key, records in source.items():
             if not _is_same(records, held.get(key, {})):
-                written += yield from run_at(
-                    Side.TARGET, _send(target, key, (records, held.get(key, {})), versions, terms)
+                written += yield from run_at_target(
+                    _send(target, key, (records, held.get(key, {})), versions, terms)
                 )
                 sent.add(key)
         for key in stale:
-            yield from run_at(Side.TARGET, _send(target, key, ({}, held[key]), versions, terms))
+            yield from run_at_target(_send(target, key, ({}, held[key]), versions, terms))
     raise Contention(
         f"the list of {partition.thread} keeps being written to; stop its writers, or move it later"
     )
 
 
 def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[_Compared]:
-    digest: Digest = yield from run_at(
-        Side.SOURCE, compute_thread_digest(partition, terms.source, terms.report)
-    )
-    source = yield from run_at(Side.SOURCE, _read_documents(partition))
-    held = yield from run_at(Side.TARGET, _read_documents(target))
+    digest: Digest = yield from run_at_source(compute_thread_digest(partition, terms.source, terms.report))
+    source = yield from run_at_source(_read_documents(partition))
+    held = yield from run_at_target(_read_documents(target))
     # A history without its document was left by an interruption, and is never returned to a reader.
     source = {key: records for key, records in source.items() if key in records}
     if not source:
@@ -108,8 +107,10 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
         state = State.DIFFERENT
     elif len(arrived) == len(source):
         state = State.SAME
+    elif arrived:
+        state = State.PARTIAL
     else:
-        state = State.PARTIAL if arrived else State.ABSENT
+        state = State.ABSENT
     kept = sum(key in records and key not in source for key, records in held.items())
     return _Compared(source, held, TransferResult(state, digest, kept=kept))
 
@@ -119,8 +120,9 @@ def _read_documents(partition: Partition) -> Program[_Documents]:
     out: _Documents = {}
     for record in found:
         collection, is_past, name = record.key[0].partition("/")
-        key = (collection, name) if is_past else record.key
-        out.setdefault(key, {})[record.key] = record
+        if not is_past:
+            name = record.key[1]
+        out.setdefault((collection, name), {})[record.key] = record
     return out
 
 
@@ -159,8 +161,7 @@ def _send(
         versions[each] = version
     ops += [Delete(DOCUMENT, each, versions.pop(each, held[each].version)) for each in held.keys() - wanted]
     for batch in split_into_batches(ops, terms.budget):
-        outcome = yield from ask(Commit(target, tuple(batch)))
-        if not isinstance(outcome, Committed):
+        if not (yield from try_commit(target, batch)):
             raise Conflict(
                 f"the list of {target.thread} is written to at the target while it arrives; move it again"
             )

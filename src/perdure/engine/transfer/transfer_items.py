@@ -18,18 +18,19 @@ from perdure.engine import session_histories
 from perdure.engine.items import search_index
 from perdure.engine.items.item_writes import weight
 from perdure.engine.items.items import split
+from perdure.engine.requests import read_records, try_commit
 from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, report_nothing
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     Exists,
-    Side,
     State,
     TransferOptions,
     TransferResult,
-    run_at,
+    run_at_source,
+    run_at_target,
 )
 from perdure.errors import Conflict, Contention, Corrupt
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Delete, Expect, Fetch, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
@@ -73,8 +74,8 @@ def compare_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
     """Compare a namespace with the target's; nothing is changed."""
-    source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
-    target_items = yield from run_at(Side.TARGET, _survey(target, now()))
+    source_items = yield from run_at_source(_survey(partition, now(), terms.report))
+    target_items = yield from run_at_target(_survey(target, now()))
     return _compare(partition, source_items, target_items, now())
 
 
@@ -91,10 +92,10 @@ def move_items(
     sent: dict[Key, int] = {}
     arrived_now: set[Key] = set()
     for _ in range(ATTEMPTS):
-        source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
+        source_items = yield from run_at_source(_survey(partition, now(), terms.report))
         # Read before the comparison, so that writes to the target in between are refused.
-        stored = yield from run_at(Side.TARGET, _read_stored(target))
-        target_items = yield from run_at(Side.TARGET, _find_living(target, stored, now()))
+        stored = yield from run_at_target(_read_stored(target))
+        target_items = yield from run_at_target(_find_living(target, stored, now()))
         compared = _compare(partition, source_items, target_items, now())
         if first is None:
             first = compared
@@ -117,10 +118,10 @@ def move_items(
         sides = stored, target_items
         written += yield from _send(partition, target, source_items, sides, terms, sent, stale=stale)
         arrived_now |= source_items.keys() & sent.keys()
-        arrived = yield from run_at(Side.TARGET, _survey(target, now()))
+        arrived = yield from run_at_target(_survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in source_items.items() if not is_over(i.record, edge)}
-        present = yield from run_at(Side.SOURCE, _survey(partition, now(), bodies=False))
+        present = yield from run_at_source(_survey(partition, now(), bodies=False))
         if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
         settled = _compare(partition, source_items, arrived, now())
@@ -163,15 +164,15 @@ def _read_stored(
 ) -> Program[Items]:
     """Return everything that is stored: also what has expired, and segments that no head names."""
     out: Items = {}
-    after: Key | None = None
+    page = Range(ITEM, limit=_PAGE, bodies=bodies)
     while True:
-        (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE, bodies=bodies),)))
+        (records,) = yield from ask(Fetch(partition, (page,)))
         for record in records:
             report(len(record.body))
             out[record.key] = _Item.of(record)
         if len(records) < _PAGE:
             return out
-        after = records[-1].key
+        page = page._replace(after=records[-1].key)
 
 
 def _compare(partition: Partition, source_items: Items, target_items: Items, now: int) -> TransferResult:
@@ -187,7 +188,7 @@ def _compare(partition: Partition, source_items: Items, target_items: Items, now
 
     def agrees(one: Items, other: Items) -> bool:
         return all(
-            _sign_item(other[key]) == _sign_item(item) if key in other else is_over(item.record, edge)
+            _is_same(other.get(key), item) or (key not in other and is_over(item.record, edge))
             for key, item in one.items()
         )
 
@@ -197,7 +198,9 @@ def _compare(partition: Partition, source_items: Items, target_items: Items, now
         _ends_early(target_items.get(key), i) for key, i in source_items.items()
     ):
         return TransferResult(State.SAME, digest, kept=kept)
-    return TransferResult(State.PARTIAL if target_items else State.ABSENT, digest, kept=kept)
+    if target_items:
+        return TransferResult(State.PARTIAL, digest, kept=kept)
+    return TransferResult(State.ABSENT, digest, kept=kept)
 
 
 def _ends_early(target_item: _Item | None, item: _Item) -> bool:
@@ -218,7 +221,7 @@ def _has_foreign_items(
     return any(
         sent.get(key) != item.record.version
         and not is_over(item.record, now + MARGIN)
-        and (key not in source_items or _sign_item(source_items[key]) != _sign_item(item))
+        and not _is_same(source_items.get(key), item)
         for key, item in target_items.items()
     )
 
@@ -226,9 +229,7 @@ def _has_foreign_items(
 def _is_altered(source_items: Items, arrived: Items, sent: dict[Key, int]) -> bool:
     """Return True if an item arrived with a content other than the source's, and was not written since."""
     return any(
-        key in source_items
-        and sent.get(key) == item.record.version
-        and _sign_item(source_items[key]) != _sign_item(item)
+        key in source_items and sent.get(key) == item.record.version and not _is_same(source_items[key], item)
         for key, item in arrived.items()
     )
 
@@ -260,50 +261,42 @@ def _send(
     wanted = [
         key
         for key, item in source_items.items()
-        if key not in target_items
-        or _sign_item(target_items[key]) != _sign_item(item)
-        or _ends_early(target_items[key], item)
+        if not _is_same(target_items.get(key), item) or _ends_early(target_items[key], item)
     ]
     for keys in _pages(partition, wanted):
-        records = yield from run_at(Side.SOURCE, _get(partition, keys))
+        records = yield from run_at_source(read_records(partition, ITEM, keys))
         if is_session and [r.version for r in records] != [source_items[key].record.version for key in keys]:
             # The session has changed. Its head may arrive only with the segments that it names: read the
             # session again.
             return written
-        found = [] if is_session else [r.key[0] for r in records]
-        entries = yield from run_at(Side.SOURCE, search_index.make_copies(partition, found))
+        found = [r.key[0] for r in records if not is_session]
+        entries = yield from run_at_source(search_index.make_copies(partition, found))
         puts: list[list[Op]] = []
         for record in records:
+            held_version, version = 0, record.version
             if record.key in target_items:
                 held_version = target_items[record.key].record.version
-            else:
-                held_version = 0
-            version = record.version
             if held_version >= version:
                 version = successor(held_version, version)
             expect = held_version or Expect.ABSENT
-            put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
-            entry = entries.get(record.key[0])
-            # An existing entry at the target belongs to another value, and the source has none for this item.
-            if held_version and not is_session:
-                outdated = [search_index.make_removal(record.key[0])]
-            else:
-                outdated = []
-            puts.append([put, *outdated] if entry is None else [put, entry])
+            ops: list[Op] = [Put(ITEM, record.key, record.fields, record.body, expect, version)]
+            if record.key[0] in entries:
+                ops.append(entries[record.key[0]])
+            elif held_version and not is_session:
+                # An existing entry at the target belongs to another value.
+                ops.append(search_index.make_removal(record.key[0]))
+            puts.append(ops)
             sent[record.key] = version
             written += len(record.body)
         if is_session and keys == [session_histories.HEAD]:
             puts[0] += _check_segments(source_items, target_items, living, sent)
-        yield from run_at(Side.TARGET, _commit(target, puts, terms))
+        yield from run_at_target(_commit(target, puts, terms))
     extra: list[list[Op]] = [
-        [
-            Delete(ITEM, key, item.record.version),
-            *(() if is_session else (search_index.make_removal(key[0]),)),
-        ]
-        for key, item in target_items.items()
-        if key in stale
+        [Delete(ITEM, key, item.record.version)] for key, item in target_items.items() if key in stale
     ]
-    yield from run_at(Side.TARGET, _commit(target, extra, terms))
+    if not is_session:
+        extra = [[gone, search_index.make_removal(gone.key[0])] for (gone,) in extra]
+    yield from run_at_target(_commit(target, extra, terms))
     return written
 
 
@@ -329,11 +322,6 @@ def _check_segments(
     return [Check(ITEM, loose, sent.get(loose) or target_items[loose].record.version)]
 
 
-def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
-    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, key) for key in keys)))
-    return [record for answer in answers for record in answer]
-
-
 def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) -> Program[None]:
     """Write parts, each within one commit: an item with its entry in the search index, or the removal of
     both."""
@@ -341,8 +329,7 @@ def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) ->
         ops = [op for part in batch for op in part]
         if any(op.kind is not ITEM for op in ops):
             ops.append(search_index.make_generation_removal())
-        outcome = yield from ask(Commit(target, tuple(ops)))
-        if not isinstance(outcome, Committed):
+        if not (yield from try_commit(target, ops)):
             raise _busy_target_error(target)
 
 
@@ -356,6 +343,11 @@ def _sign_item(item: _Item) -> bytes:
     fields = item.record.fields
     times = [fields[column] for column in ("created_at", "updated_at", "ttl")]
     return ormsgpack.packb([key, times, fields["expires_at"] is None, item.digest])
+
+
+def _is_same(one: _Item | None, other: _Item) -> bool:
+    """Return True if there is an item, with the content of the other."""
+    return one is not None and _sign_item(one) == _sign_item(other)
 
 
 def _compute_digest(items: Items, edge: int) -> Digest:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from perdure.engine.requests import try_commit
 from perdure.engine.threads import thread_digest
 from perdure.engine.threads.thread_digest import Digest, Report
 from perdure.engine.transact import Budget
 from perdure.engine.transfer.waiting_runs import WaitingRun
 from perdure.errors import Conflict
-from perdure.model.ops import Commit, Committed, Op
+from perdure.model.ops import Op
 from perdure.model.program import Effect, Program, advance, ask, resume
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
@@ -41,8 +42,17 @@ class OnSide(Effect[R]):
     effect: Effect[R]
 
 
-def run_at(place: Side, program: Program[R]) -> Program[R]:
-    """Run a program of one database as part of a program of two."""
+def run_at_source(program: Program[R]) -> Program[R]:
+    """Run a program of the source as part of a program of two databases."""
+    return (yield from _run_at(Side.SOURCE, program))
+
+
+def run_at_target(program: Program[R]) -> Program[R]:
+    """Run a program of the target as part of a program of two databases."""
+    return (yield from _run_at(Side.TARGET, program))
+
+
+def _run_at(place: Side, program: Program[R]) -> Program[R]:
     return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
 
 
@@ -123,8 +133,7 @@ class Exists(Conflict):
 
 def commit_at_target(target: Partition, ops: Iterable[Op]) -> Program[None]:
     """Commit operations at the target; raise ``Conflict`` if others write to the thread there."""
-    outcome = yield from ask(Commit(target, tuple(ops)))
-    if not isinstance(outcome, Committed):
+    if not (yield from try_commit(target, ops)):
         raise busy_target_error(target)
 
 

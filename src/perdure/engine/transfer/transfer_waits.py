@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from perdure.engine.requests import expect_unchanged
 from perdure.engine.threads.thread_digest import read_pulse
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transfer import waiting_runs
@@ -11,10 +12,10 @@ from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
     LeavingWaits,
-    Side,
     TransferOptions,
     commit_at_target,
-    run_at,
+    run_at_source,
+    run_at_target,
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Conflict, Contention
@@ -55,7 +56,7 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
     moment."""
     if not terms.has_queue:
         return TakenWaits(None)
-    found = yield from run_at(Side.SOURCE, read_waiting(partition))
+    found = yield from run_at_source(read_waiting(partition))
     refuse_to_wake_twice(partition, found, terms)
     if found is None or terms.is_from_archive:
         return TakenWaits(found)
@@ -66,15 +67,15 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
         return TakenWaits(found)
     if terms.leave is not None:
         return TakenWaits(found, leaves=True)
-    if (yield from run_at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
+    if (yield from run_at_source(waiting_runs.take_from_source(partition, found))):
         return TakenWaits(found, is_taken=True)
     return None
 
 
 def give_waits_back(partition: Partition, terms: TransferOptions) -> Program[None]:
     """Give the waits back to the source that were taken for a thread whose arrival is refused."""
-    now = yield from run_at(Side.SOURCE, ask(Now()))
-    yield from run_at(Side.SOURCE, waiting_runs.give_back(partition, now, terms.first_version))
+    now = yield from run_at_source(ask(Now()))
+    yield from run_at_source(waiting_runs.give_back(partition, now, terms.first_version))
 
 
 def leave_or_note_arrival(
@@ -91,20 +92,20 @@ def leave_or_note_arrival(
 def bring_waits(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
     """Let a thread that is at the target already wait there as at the source, if the run with which it waits
     is not there."""
-    pulse = yield from run_at(Side.SOURCE, read_pulse(partition))
+    pulse = yield from run_at_source(read_pulse(partition))
     for _ in range(ATTEMPTS):
-        found = yield from run_at(Side.SOURCE, read_waiting(partition))
+        found = yield from run_at_source(read_waiting(partition))
         if found is None:
             return
         if terms.hand_over and found.wakes:
             yield from refuse_same_database(partition, target, terms)
-        if not (yield from run_at(Side.TARGET, waiting_runs.has_run_with_waits(target, found.run.id))):
-            yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+        if not (yield from run_at_target(waiting_runs.has_run_with_waits(target, found.run.id))):
+            yield from run_at_target(waiting_runs.refuse_target_at_work(target))
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:
                 continue
             try:
-                yield from run_at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
+                yield from run_at_target(_wait_at_target(target, taken.waiting, terms))
             except Conflict:
                 if taken.is_taken:
                     yield from give_waits_back(partition, terms)
@@ -122,7 +123,7 @@ def note_arrival(partition: Partition, waiting: WaitingRun | None, terms: Transf
     """Note at the source that its waits have arrived. Nothing is noted if one side is a file, which may be
     lost, and is written again."""
     if waiting is not None and terms.hand_over and not (terms.is_from_archive or terms.is_to_archive):
-        yield from run_at(Side.SOURCE, waiting_runs.note_arrival(partition))
+        yield from run_at_source(waiting_runs.note_arrival(partition))
 
 
 def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptions) -> Program[None]:
@@ -130,5 +131,5 @@ def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptio
     view = yield from load_view(target, "")
     fence, unchanged = guards(target, view, None)
     ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
-    head = Check(HEAD, ("",), view.head_check)
+    head = Check(HEAD, ("",), expect_unchanged(view.head))
     yield from commit_at_target(target, [fence, unchanged, head, *ops])

@@ -14,14 +14,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from perdure.engine.decoding import read_each
+from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue.waits import set_timer
+from perdure.engine.requests import read_record, try_commit
 from perdure.engine.threads.thread_digest import ATTEMPTS, read_pulse
 from perdure.errors import Conflict, Contention
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Now, Op
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Now, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.model.runs.messages import Message, Run, dedupe_put
+from perdure.model.runs.messages import Message, Run
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.runs.waits import HANDED_OVER, note_hand_over, note_take_over, read_waits
 
@@ -85,11 +86,21 @@ def _read_queues(partition: Partition) -> Program[_Queues]:
     return _Queues(*(Lane.read(name, found) for name, found in zip(_QUEUES, lanes, strict=True)))
 
 
+def _read_idle_queues(target: Partition) -> Program[_Queues]:
+    """Return the queue records at a name of the target; raise as ``refuse_target_at_work`` does."""
+    queues = yield from _read_queues(target)
+    if queues.is_at_work:
+        raise Conflict(
+            f"thread {target.thread!r} has messages or replies under way at the target, which would go on "
+            "with what arrives; it was not put in place. Let the workers there finish, then move it again"
+        )
+    return queues
+
+
 def refuse_target_at_work(target: Partition) -> Program[None]:
     """Raise ``Conflict`` if a name of the target has messages or replies under way: they would go on with the
     thread that arrives there."""
-    if (yield from _read_queues(target)).is_at_work:
-        raise _target_at_work_error(target)
+    yield from _read_idle_queues(target)
 
 
 def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
@@ -107,12 +118,16 @@ def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
         )
     if inbox.waiting is None:
         return None
-    (runs,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
-    run = next(read_each(partition, Run.read, runs), None)
+    run = yield from _read_run(partition, inbox.waiting)
     if run is None:
         return None
     (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
     return WaitingRun(run, next(read_each(partition, Message.read, messages), None), inbox, timer)
+
+
+def _read_run(partition: Partition, run_id: str) -> Program[Run | None]:
+    stored = yield from read_record(partition, RUN, (run_id,))
+    return stored and read_one(partition, Run.read, stored)
 
 
 def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
@@ -125,7 +140,7 @@ def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
     ]
     if found.timer.version:
         ops.append(Delete(LANE, (WAITS,), found.timer.version))
-    return isinstance((yield from ask(Commit(partition, tuple(ops)))), Committed)
+    return (yield from try_commit(partition, ops))
 
 
 def take_from_unchanged(partition: Partition, found: WaitingRun, pulse: object, fresh: int) -> Program[bool]:
@@ -160,7 +175,7 @@ def give_back(partition: Partition, now: int, fresh: int) -> Program[None]:
             return
         run = replace(found.run, note=note_take_over(found.run.note))
         ops = [found.inbox.put(0), run.put(), *set_timer(found.timer, read_waits(run.note), now, fresh)]
-        if isinstance((yield from ask(Commit(partition, tuple(ops)))), Committed):
+        if (yield from try_commit(partition, ops)):
             return
     raise Contention(f"thread {partition.thread!r} keeps being written to")
 
@@ -171,7 +186,7 @@ def note_arrival(partition: Partition) -> Program[None]:
     if found is not None and found.is_handed_over and not found.has_arrived:
         note = note_hand_over(found.run.note, has_arrived=True)
         # If this is refused, the thread went on at the source without the waits.
-        yield from ask(Commit(partition, (replace(found.run, note=note).put(),)))
+        yield from try_commit(partition, (replace(found.run, note=note).put(),))
 
 
 def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: int) -> Program[list[Op]]:
@@ -187,35 +202,25 @@ def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: in
         now: current time in microseconds.
         fresh: start of the versions of new records.
     """
-    queues = yield from _read_queues(partition)
-    if queues.is_at_work:
-        raise _target_at_work_error(partition)
+    queues = yield from _read_idle_queues(partition)
     inbox, timer = queues.inbox, queues.timer
     # Only a run adds replies, and it changes the inbox.
     unchanged = [_check_unchanged(queues.later)]
     if waiting is None:
         # The waits of the replaced thread are over.
-        is_over = inbox.waiting is not None and inbox.run_id is None
-        if is_over:
-            return [
-                inbox._replace(waiting=None).put(fresh),
-                *set_timer(timer, {}, now, fresh),
-                *unchanged,
-            ]
+        if inbox.waiting is not None and inbox.run_id is None:
+            ended = inbox._replace(waiting=None).put(fresh)
+            return [ended, *set_timer(timer, {}, now, fresh), *unchanged]
         return [_check_unchanged(inbox), *unchanged]
-    (stored_runs,) = yield from ask(Fetch(partition, (Get(RUN, (waiting.run.id,)),)))
-    stored_run = next(read_each(partition, Run.read, stored_runs), None)
-    number = inbox.last + 1 if stored_run is None else stored_run.first
+    stored_run = yield from _read_run(partition, waiting.run.id)
+    number, version = inbox.last + 1, 0
+    if stored_run is not None:
+        number, version = stored_run.first, stored_run.version
     last = max(inbox.last, number)
-    run = replace(
-        waiting.run, first=number, last=number, version=0 if stored_run is None else stored_run.version
-    )
+    run = replace(waiting.run, first=number, last=number, version=version)
     ops: list[Op] = [inbox._replace(last=last, bound=last, waiting=run.id).put(fresh), run.put()]
     if stored_run is None and waiting.message is not None:
-        message = replace(waiting.message, seq=number)
-        ops.append(message.put())
-        if message.dedupe:
-            ops.append(dedupe_put(message.dedupe, number, Expect.ANY))
+        ops += replace(waiting.message, seq=number).put_with_key(Expect.ANY)
     return [*ops, *set_timer(timer, read_waits(run.note), now, fresh), *unchanged]
 
 
@@ -223,17 +228,10 @@ def _check_unchanged(lane: Lane) -> Op:
     return Check(LANE, (lane.name,), lane.version or Expect.ABSENT)
 
 
-def _target_at_work_error(target: Partition) -> Conflict:
-    return Conflict(
-        f"thread {target.thread!r} has messages or replies under way at the target, which would go on with "
-        "what arrives; it was not put in place. Let the workers there finish, then move it again"
-    )
-
-
 def has_run_with_waits(partition: Partition, run_id: str) -> Program[bool]:
     """Return True if a thread has a run, ended or waiting, whose waits were not handed over."""
-    (found,) = yield from ask(Fetch(partition, (Get(RUN, (run_id,)),)))
-    return any(HANDED_OVER not in run.note for run in read_each(partition, Run.read, found))
+    run = yield from _read_run(partition, run_id)
+    return run is not None and HANDED_OVER not in run.note
 
 
 def waking_error(partition: Partition) -> Conflict:

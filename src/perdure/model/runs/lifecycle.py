@@ -35,11 +35,7 @@ class RunEvent(Enum):
 
 
 RUNS: Mapping[str, Mapping[RunEvent, str]] = {
-    PENDING: {
-        RunEvent.CLAIM: OPEN,
-        RunEvent.STOP: INTERRUPTED,
-        RunEvent.TAKE_BACK: ROLLED_BACK,
-    },
+    PENDING: {RunEvent.CLAIM: OPEN, RunEvent.STOP: INTERRUPTED, RunEvent.TAKE_BACK: ROLLED_BACK},
     OPEN: {
         RunEvent.CLAIM: OPEN,
         RunEvent.PUT_OFF: OPEN,
@@ -121,10 +117,7 @@ class QuestionEvent(Enum):
 
 
 QUESTIONS: Mapping[QuestionState, Mapping[QuestionEvent, QuestionState]] = {
-    QuestionState.OPEN: {
-        QuestionEvent.ACCEPT: QuestionState.HELD,
-        QuestionEvent.EDIT: QuestionState.CLOSED,
-    },
+    QuestionState.OPEN: {QuestionEvent.ACCEPT: QuestionState.HELD, QuestionEvent.EDIT: QuestionState.CLOSED},
     QuestionState.HELD: {
         QuestionEvent.ACCEPT: QuestionState.HELD,
         QuestionEvent.WITHDRAW: QuestionState.OPEN,
@@ -191,7 +184,5 @@ def find_waiting_run(
 def decide_stopped_state(how: str, *, is_kept: bool) -> str:
     """Return the state of an open run that was stopped; ``is_kept`` if a rollback was not possible."""
     if how == ROLLBACK and not is_kept:
-        event = RunEvent.TAKE_BACK
-    else:
-        event = RunEvent.STOP
-    return run_after(OPEN, event)
+        return run_after(OPEN, RunEvent.TAKE_BACK)
+    return run_after(OPEN, RunEvent.STOP)

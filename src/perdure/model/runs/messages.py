@@ -7,15 +7,16 @@ them, never encrypted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Literal
 
 from perdure.errors import Corrupt, OverMaximum, Unserialisable
-from perdure.model.ops import Expect, Expectation, Put
-from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
+from perdure.model.ops import Expect, Expectation, Op, Put
+from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Kind, Record
 from perdure.model.runs.payloads import can_be_joined
 from perdure.model.runs.queue import INTERRUPT_RUN, Stop
 from perdure.model.values.json_values import DEPTH, find_fault, has_other_keys, is_deeper
@@ -113,30 +114,21 @@ class Message:
 
     def put(self, expect: Expectation = Expect.ABSENT) -> Put:
         """Return the operation that stores the message."""
-        fields = {
-            "graph": self.graph,
-            "channel": self.channel,
-            "mode": self.mode,
-            "dedupe": self.dedupe,
-            "accepted_at": self.accepted_at,
-        }
         body = encode({"id": self.id, "payload": self.payload, "options": dict(self.options)}, "message")
-        return Put(INBOX, (self.seq,), fields, body, expect)
+        return Put(INBOX, (self.seq,), _make_fields(self, INBOX), body, expect)
+
+    def put_with_key(self, expect_key: Expect = Expect.ABSENT) -> list[Op]:
+        """Return the operations that store the message, and its dedupe key if it has one."""
+        if self.dedupe:
+            return [self.put(), dedupe_put(self.dedupe, self.seq, expect_key)]
+        return [self.put()]
 
     @classmethod
     def read(cls, record: Record) -> Message:
         """Read a message from its record."""
-        content, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
+        content = decode_object(record, id=str, payload=object, options=dict)
         return cls(
-            content["id"],
-            content["payload"],
-            fields["graph"],
-            fields["channel"],
-            fields["mode"],
-            content["options"],
-            record.key[0],
-            fields["accepted_at"],
-            fields["dedupe"],
+            content["id"], content["payload"], options=content["options"], seq=record.key[0], **record.fields
         )
 
 
@@ -165,12 +157,16 @@ class Run:
     def graph_version(self) -> str | None:
         """The name of the version of its graph at its latest attempt, ``None`` if that was not noted."""
         version = self.note.get(VERSION)
-        return version if isinstance(version, str) else None
+        if isinstance(version, str):
+            return version
+        return None
 
     def with_version(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a new note of this run, with the version of its graph."""
         version = self.graph_version
-        return note if version is None else {**note, VERSION: version}
+        if version is None:
+            return note
+        return {**note, VERSION: version}
 
     @property
     def is_fresh(self) -> bool:
@@ -179,40 +175,15 @@ class Run:
 
     def put(self) -> Put:
         """Return the operation that stores it over the version that was read."""
-        fields = {
-            "first": self.first,
-            "last": self.last,
-            "state": self.state,
-            "graph": self.graph,
-            "channel": self.channel,
-            "epoch": self.epoch,
-            "attempts": self.attempts,
-            "base": self.base,
-            "started_at": self.started_at,
-            "updated_at": self.updated_at,
-        }
+        fields = _make_fields(self, RUN)
         expect: Expectation = self.version or Expect.ABSENT
         return Put(RUN, (self.id,), fields, encode(self.note, "note"), expect, self.version + 1)
 
     @classmethod
     def read(cls, record: Record) -> Run:
         """Read a run from its record."""
-        fields = record.fields
-        return cls(
-            record.key[0],
-            fields["first"],
-            fields["last"],
-            fields["state"],
-            fields["graph"],
-            fields["channel"],
-            fields["epoch"],
-            fields["attempts"],
-            fields["base"],
-            fields["started_at"],
-            fields["updated_at"],
-            decode_object(record),
-            record.version,
-        )
+        note = decode_object(record)
+        return cls(record.key[0], **record.fields, note=note, version=record.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,36 +209,30 @@ class Reply:
 
     def put(self) -> Put:
         """Return the operation that stores it over the version that was read."""
-        fields = {
-            "run_id": self.run_id,
-            "ord": self.ord,
-            "channel": self.channel,
-            "state": self.state,
-            "attempts": self.attempts,
-            "provider_id": self.provider_id,
-            "created_at": self.created_at,
-        }
         body = encode({"payload": self.payload, "error": self.error}, "reply")
         expect: Expectation = self.version or Expect.ABSENT
-        return Put(OUTBOX, (self.seq,), fields, body, expect, self.version + 1)
+        return Put(OUTBOX, (self.seq,), _make_fields(self, OUTBOX), body, expect, self.version + 1)
 
     @classmethod
     def read(cls, record: Record) -> Reply:
         """Read a reply from its record."""
-        content, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
+        content = decode_object(record, payload=object, error=(str, NoneType))
         return cls(
             record.key[0],
-            fields["run_id"],
-            fields["ord"],
-            fields["channel"],
-            content["payload"],
-            fields["state"],
-            fields["attempts"],
-            fields["provider_id"],
-            fields["created_at"],
-            content["error"],
-            record.version,
+            payload=content["payload"],
+            error=content["error"],
+            version=record.version,
+            **record.fields,
         )
+
+
+_FIELDS = {kind: tuple(column.name for column in kind.fields) for kind in (INBOX, RUN, OUTBOX)}
+_READ_FIELDS = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}
+
+
+def _make_fields(stored: Message | Run | Reply, kind: Kind) -> dict[str, Any]:
+    """Return the fields of the record of a kind, which are attributes of what it stores."""
+    return dict(zip(_FIELDS[kind], _READ_FIELDS[kind](stored), strict=True))
 
 
 def check_reply(payload: Any) -> None:
@@ -301,6 +266,14 @@ def select_batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
             payloads.append(pending[count].payload)
             count += 1
     return pending[:count]
+
+
+def divide_among_runs(pending: Sequence[Message], most: int) -> Iterator[Sequence[Message]]:
+    """Yield the messages that the next runs take, one run after the other."""
+    while pending:
+        taken = select_batch(pending, most)
+        yield taken
+        pending = pending[len(taken) :]
 
 
 def _belong_together(first: Message, other: Message) -> bool:
@@ -373,8 +346,14 @@ def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str
 
 
 def _changed_record_error(record: Record) -> Corrupt:
-    name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
+    name = "/".join(map(_show_key_part, record.key))
     return Corrupt(f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`")
+
+
+def _show_key_part(part: object) -> str:
+    if isinstance(part, bytes):
+        return part.hex()
+    return str(part)
 
 
 def encode(value: Any, what: str) -> bytes:
@@ -416,7 +395,9 @@ def _encode(value: Any, what: str, *, keeps_surrogates: bool) -> bytes:
 
 def _find_other_fault(value: Any, keeps_surrogates: bool) -> str | None:
     """Return what keeps a value from being stored, other than lone surrogates if these are kept."""
-    return find_fault(replace_surrogates_in(value) if keeps_surrogates else value, are_keys_text=False)
+    if keeps_surrogates:
+        value = replace_surrogates_in(value)
+    return find_fault(value, are_keys_text=False)
 
 
 def _not_plain_error(what: str, fault: object) -> Unserialisable:

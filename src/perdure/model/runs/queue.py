@@ -100,19 +100,31 @@ class Lane(NamedTuple):
         The pending messages wait until ``debounce.quiet`` has passed without another, but not longer than any
         of them allows. A message without a wait makes all earlier ones due at once, whatever follows it.
         """
-        latest = now + (debounce.most if debounce.quiet > 0 else 0)
+        latest = now
+        if debounce.quiet > 0:
+            latest += debounce.most
         if self.pending and self.since is not None:
             latest = min(latest, self.since)
         ready = min(now + max(debounce.quiet, 0), latest)
         return self._replace(last=self.last + count, since=latest, ready_at=ready)
 
+    def at_time(self, time: int) -> Lane:
+        """Return a record that has only a time, due at this one."""
+        return self._replace(last=1, bound=0, since=time, ready_at=time)
+
+    def begin(self, epoch: int) -> Lane:
+        """Return the outbox. A new one gets an epoch that a sender of an earlier thread of its name does not
+        have."""
+        if self.version:
+            return self
+        return self._replace(epoch=epoch)
+
     def append(self, now: int, count: int) -> Lane:
         """Return the outbox with ``count`` more replies. If the first pending one waits for its next
         attempt, the new ones wait behind it."""
+        ready = now
         if self.pending and self.ready_at is not None:
             ready = self.ready_at
-        else:
-            ready = now
         return self.accept(now, Debounce(), count)._replace(ready_at=ready)
 
     def take(self, run_id: str, bound: int, next_since: int | None) -> Lane:
@@ -121,12 +133,7 @@ class Lane(NamedTuple):
         ``next_since`` is the time at which the first message after ``bound`` was accepted. The messages after
         ``bound`` have waited and may be taken next, whatever is accepted after them.
         """
-        return self._replace(
-            run_id=run_id,
-            bound=bound,
-            since=next_since,
-            ready_at=next_since,
-        )
+        return self._replace(run_id=run_id, bound=bound, since=next_since, ready_at=next_since)
 
     def join(self, bound: int) -> Lane:
         """Return the record with the pending messages up to ``bound`` taken by the open run."""

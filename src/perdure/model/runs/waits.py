@@ -73,11 +73,11 @@ class Wait:
     @property
     def due_at(self) -> int | None:
         """Time of its next reminder or of its deadline, ``None`` if neither comes any more."""
-        times = self.remind[self.reminded :][:1]
-        if self.until is not None and not self.is_spent:
-            times = (*times, self.until)
         if self.is_spent:
             return None
+        times = self.remind[self.reminded :][:1]
+        if self.until is not None:
+            times = (*times, self.until)
         return min(times, default=None)
 
     def has_expired(self, now: int) -> bool:
@@ -167,16 +167,11 @@ def after_run(
         is_answer: false for a run that replaced the question.
     """
     gone = set(answered)
-    if is_answer:
-        kept = {name: wait for name, wait in before.items() if name not in gone}
-    else:
-        kept = {}
+    kept = {name: wait for name, wait in before.items() if is_answer and name not in gone}
     for name, wait in new.items():
-        old = before.get(name)
-        if old is None or old.is_spent:
-            kept[name] = wait.begin(now)
-        else:
-            kept[name] = old
+        kept[name] = wait.begin(now)
+        if name in before and not before[name].is_spent:
+            kept[name] = before[name]
     return kept
 
 

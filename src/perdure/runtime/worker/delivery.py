@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from perdure.engine.queue import outbox
+from perdure.engine.queue.claims import Unserved
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending
-from perdure.engine.queue.runs import Ending, Unserved
+from perdure.engine.queue.runs import Ending
 from perdure.errors import Fenced
 from perdure.model.records import Partition
 from perdure.model.runs.messages import (

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.queue.runs import Claim, HeldRun, PlannedClaim, RememberedInbox, Unserved
+from perdure.engine.queue.claims import Claim, PlannedClaim, RememberedInbox, Unserved
+from perdure.engine.queue.runs import HeldRun
 from perdure.model.limits import SharedLimit
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Message

@@ -15,7 +15,8 @@ from typing import Any
 
 from perdure.database.asynchronous import Database
 from perdure.engine.queue import questions, runs
-from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, Unserved
+from perdure.engine.queue.claims import Claim, Unserved
+from perdure.engine.queue.runs import Ending, Followed, HeldRun
 from perdure.engine.retention import queue_retention
 from perdure.errors import CannotTakeBack, Corrupt, Fenced, Unavailable
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints

@@ -1,0 +1,40 @@
+"""Pages of the queue records that are due in a span of time, over many threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perdure.model.ops import FindDue
+from perdure.model.program import Program, ask
+from perdure.model.records import Partition
+
+PAGE = 1000
+
+
+class DuePages:
+    """The queue records of one tenant or of all that are due in a time: the earliest first, each once.
+
+    ``is_last`` is true once the last page was read.
+    """
+
+    def __init__(self, tenant: str | None, *, until: int, since: int | None = None) -> None:
+        self._find = FindDue(tenant, until=until, since=since, limit=PAGE)
+        self._seen: set[tuple[Partition, str]] = set()
+        self.is_last = False
+
+    def read_next(self) -> Program[list[tuple[Partition, str]]]:
+        """Return the records of the next page, each by its thread and its name."""
+        page = yield from ask(self._find)
+        found = [(hit.partition, hit.record) for hit in page if hit.record is not None]
+        places = dict.fromkeys((partition, record.key[0]) for partition, record in found)
+        new = [place for place in places if place not in self._seen]
+        self._seen.update(new)
+        self.is_last = len(page) < self._find.limit or not found
+        if not self.is_last:
+            # The next page begins at the time at which this one ended. If all of this page has that time, the
+            # next one is larger, to go beyond it.
+            last, limit = found[-1][1].fields["due_at"], PAGE
+            if last == self._find.since:
+                limit = self._find.limit * 4
+            self._find = replace(self._find, since=last, limit=limit)
+        return new

@@ -12,20 +12,19 @@ from langgraph.types import Overwrite
 
 from perdure.engine.threads import history
 from perdure.engine.threads.thread_state import load_view
-from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, count_answers, is_of_calls
+from perdure.langgraph.call_records import MODEL, TOOL, CallRecord
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.missing_thread import missing_thread
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.write_records import NULL_TASK, count_answers, is_of_calls
 from perdure.replay.plain_values import snapshot
 
 TaskKey = tuple[Any, ...]
 """Place of a task below a step, which is the same in every replay: for each level of graphs the number of the
 step and the path of the task, and LangGraph's count of calls if one task calls several graphs."""
 
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Task id of writes that a command or an update made."""
 _PULL = "__pregel_pull"
 _PUSH = "__pregel_push"
 _START = -(2**63)

@@ -14,25 +14,20 @@ from perdure.cli.app import (
     Keys,
     add_listing,
     format_count,
+    new_group,
     open_database,
     print_json,
     quote_id,
     say,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.storage.stored_keys import EncryptionKeys
 
-keys = typer.Typer(cls=Group, help="See and rotate the keys of an encrypted database.", no_args_is_help=True)
-
-
-@keys.callback()
-def group() -> None:
-    """See and rotate the keys of an encrypted database."""
+keys = new_group("keys", "See and rotate the keys of an encrypted database.")
 
 
 def list_keys(

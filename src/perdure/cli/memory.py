@@ -17,21 +17,19 @@ from perdure.cli.app import (
     Yes,
     add_listing,
     handle_in,
+    new_group,
     open_database,
     out,
     print_json,
     quote_id,
     require_consent,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
 
-memory = typer.Typer(
-    cls=Group, help="Look at, export and forget what is known of users.", no_args_is_help=True
-)
+memory = new_group("memory", "Look at, export and forget what is known of users.")
 
 
 def check_user(user: str | None) -> str | None:
@@ -68,11 +66,6 @@ Namespace = Annotated[
         callback=_check_namespace,
     ),
 ]
-
-
-@memory.callback()
-def group() -> None:
-    """Look at, export and forget what is known of users."""
 
 
 def list_memory(

@@ -5,7 +5,6 @@ Content that people wrote is shown only on request.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -27,6 +26,7 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
+    track,
 )
 from perdure.cli.runs import cut_message, print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
@@ -135,16 +135,12 @@ def dead(
 
     Send a reply again, or run a run again, with `perdure threads retry`.
     """
-    from rich.progress import track
-
     from perdure.engine.queue import inbox as inboxes
     from perdure.engine.queue.retries import find_repetitions
 
     rows: list[dict[str, Any]] = []
     with open_database(place) as database:
-        partitions = _choose_partitions(database, place.tenant, thread_id)
-        hidden = len(partitions) == 1 or not sys.stderr.isatty()
-        for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
+        for partition in track(_choose_partitions(database, place.tenant, thread_id), "Looking"):
             found = handle_in(database).run(inboxes.read_failures(partition))
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])

@@ -11,7 +11,6 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
-    err,
     json_text,
     keys_of,
     make_legible,
@@ -19,6 +18,7 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
+    show_progress_bar,
     url_of,
     warn,
 )
@@ -105,15 +105,13 @@ def replay(
 async def _replay(
     database: SyncDatabase, agent: Agent, thread_id: str, options: ReplayOptions, *, is_quiet: bool
 ) -> ReplayReport:
-    from rich.progress import Progress
-
     from perdure.replay.run import replay as replay_thread
 
-    with Progress(console=err, transient=True, disable=is_quiet or not err.is_terminal) as progress:
-        task = progress.add_task(f"steps of {escape(quote_id(thread_id))}", total=None)
+    with show_progress_bar("steps", is_hidden=is_quiet) as bar:
+        task = bar.add_task(f"of {escape(quote_id(thread_id))}", total=None)
 
         def on_step(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+            bar.update(task, completed=done, total=total)
 
         return await replay_thread(database, agent, thread_id, options=options, on_step=on_step)
 

@@ -21,6 +21,7 @@ from perdure.cli.app import (
     format_count,
     handle_in,
     make_legible,
+    new_group,
     open_database,
     out,
     print_all,
@@ -30,7 +31,6 @@ from perdure.cli.app import (
     say,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.model.times import to_datetime
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from perdure.runtime.operations.run_search import FoundRun, RunQuery
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-runs = typer.Typer(
-    cls=Group,
-    help="Look at the runs of all threads, find out why some failed, run them again, and stop them.",
-    no_args_is_help=True,
+runs = new_group(
+    "runs", "Look at the runs of all threads, find out why some failed, run them again, and stop them."
 )
 
 _MESSAGE_MAX = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,7 +13,6 @@ import typer
 from perdure.cli.app import (
     AsJson,
     DataPlace,
-    err,
     format_count,
     handle_in,
     make_legible,
@@ -25,6 +23,7 @@ from perdure.cli.app import (
     read_local_prices,
     run_coroutine,
     say,
+    track,
     warn,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, format_age, open_walk, parse_since
@@ -218,14 +217,11 @@ def top(
     store and indexes, too; its size is not known on each kind of database. With --json the sums are in the
     last line.
     """
-    from rich.progress import track
-
     total = count = 0
 
     def measure_each(database: SyncDatabase, names: list[str]) -> Iterator[tuple[int, str, str]]:
         nonlocal total, count
-        hidden = as_json or not sys.stderr.isatty()
-        for name in track(names, "Measuring", console=err, transient=True, disable=hidden):
+        for name in track(names, "Measuring", is_hidden=as_json):
             try:
                 measured = database.measure(name)
             except (Corrupt, Contention) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +116,7 @@ def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
 def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
     with open_walk(place) as opened:
         times, examined, unreadable = run_coroutine(
-            _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_shown=not as_json)
+            _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_hidden=as_json)
         )
     if unreadable:
         warn(f"{format_count(unreadable, 'thread')} cannot be read: run perdure fsck")
@@ -135,20 +134,19 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
         say(f"{format_count(examined, 'thread')} examined.")
 
 
-async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:
+async def _read_nodes(walk: ThreadWalk, since: int, *, is_hidden: bool) -> tuple[NodeTimes, int, int]:
     """Return the times of nodes in all threads, and how many threads were examined and how many of them could
     not be read."""
     from perdure.runtime.operations.node_times import NodeTimes, read_part
 
     times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
-    with show_progress_bar("threads") if is_shown else nullcontext() as bar:
-        task = None if bar is None else bar.add_task("Reading steps", total=None)
+    with show_progress_bar("threads", is_hidden=is_hidden) as bar:
+        task = bar.add_task("Reading steps", total=None)
         while True:
             part = await read_part(walk, since, cursor, _PART_S)
             times.merge(part.times)
             examined, unreadable = examined + part.examined, unreadable + part.unreadable
-            if bar is not None and task is not None:
-                bar.update(task, completed=examined)
+            bar.update(task, completed=examined)
             if part.cursor is None:
                 return times, examined, unreadable
             cursor = part.cursor

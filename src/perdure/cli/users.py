@@ -17,6 +17,7 @@ from perdure.cli.app import (
     add_listing,
     format_count,
     handle_in,
+    new_group,
     new_table,
     open_database,
     print_json,
@@ -29,7 +30,6 @@ from perdure.cli.app import (
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import Since, open_walk, parse_since
-from perdure.cli.suggestions import Group
 from perdure.cli.thread_listing import THREAD_BYTES
 from perdure.errors import NotFound
 from perdure.model.times import to_datetime
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from perdure.runtime.operations.user_removal import RemovalTerms, UserData
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-users = typer.Typer(
-    cls=Group, help="Look at what users use and what is stored of one, and remove it.", no_args_is_help=True
-)
+users = new_group("users", "Look at what users use and what is stored of one, and remove it.")
 
 
 class Period(StrEnum):

@@ -330,7 +330,7 @@ class ProgressReport:
 def show_progress(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
     with show_progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
-        if bar is None:
+        if bar.disable:
             yield ProgressReport(say, lambda count: None)
             return
         task = bar.add_task("", total=total, megabytes=0.0)

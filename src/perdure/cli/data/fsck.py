@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, DataPlace, err, format_count, open_database, out, print_json, warn
+from perdure.cli.app import AsJson, DataPlace, err, format_count, open_database, out, print_json, track, warn
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -141,11 +140,8 @@ class _Report:
 def _check_threads(
     database: SyncDatabase, threads: Sequence[Partition], report: _Report, checks: _Checks
 ) -> None:
-    from rich.progress import track
-
-    hidden = len(threads) == 1 or not sys.stderr.isatty()
     tenant, of_tenant, saver = None, database, None
-    for partition in track(threads, "Checking", console=err, transient=True, disable=hidden):
+    for partition in track(threads, "Checking"):
         if partition.tenant != tenant:
             tenant, of_tenant = partition.tenant, _with_tenant(database, partition.tenant)
             saver = None

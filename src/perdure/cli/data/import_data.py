@@ -221,21 +221,19 @@ def _import_items(source: Source, database: SyncDatabase, options: ImportOptions
 
 
 class _Progress:
-    """Progress on a terminal; nothing where output is piped, so that reports can be read by programs."""
+    """Progress of an import: threads, and rows that were read."""
 
-    def __init__(self, bar: Progress | None, total: int | None) -> None:
+    def __init__(self, bar: Progress, total: int | None) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=total, rows=0) if bar is not None else None
+        self._task = bar.add_task("", total=total, rows=0)
         self._rows = 0
 
     def add_rows(self, count: int) -> None:
         self._rows += count
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, rows=self._rows)
+        self._bar.update(self._task, rows=self._rows)
 
     def add_thread(self, report: ThreadReport) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
+        self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
 
 
 @dataclass(frozen=True, slots=True)

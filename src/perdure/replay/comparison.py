@@ -56,10 +56,8 @@ class Difference:
     def place(self) -> str:
         """The step with the node, for people: ``step 3, node worker/agent``."""
         if self.node:
-            path = "/".join((*self.namespace, self.node))
-        else:
-            path = ""
-        return f"step {self.step}" + (f", node {path}" if path else "")
+            return f"step {self.step}, node {'/'.join((*self.namespace, self.node))}"
+        return f"step {self.step}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the difference as JSON data."""
@@ -123,10 +121,7 @@ class Comparison:
             elif not name:
                 detail = f"does not call the {kind} {recorded!r} any more"
             elif parts:
-                if recorded != name:
-                    which = f" ({recorded!r} when it was recorded)"
-                else:
-                    which = ""
+                which = f" ({recorded!r} when it was recorded)" if recorded != name else ""
                 detail = f"what is sent to the {kind} {name!r}{which} differs: {', '.join(parts)}"
             else:
                 detail = f"calls the {kind} {name!r} instead of {recorded!r}"
@@ -187,31 +182,20 @@ class Comparison:
             if str(found.error).startswith(f"{UnrecordedCall.__name__}("):
                 return  # the refused call is already among the differences
             if expected.error is None or snapshot(expected.error) != found.error:
-                if expected.error is None:
-                    detail = "raises an error"
-                else:
-                    detail = "raises another error"
-                self._add(
-                    "error", expected, expected=snapshot(expected.error), found=found.error, detail=detail
-                )
+                detail = "raises an error" if expected.error is None else "raises another error"
+                before = snapshot(expected.error)
+                self._add("error", expected, expected=before, found=found.error, detail=detail)
             return
         if expected.interrupts is not None or found.interrupts is not None:
             now = self._align(expected.interrupts, found.interrupts)
             if now != expected.interrupts:
-                self._add(
-                    "interrupt",
-                    expected,
-                    expected=expected.interrupts,
-                    found=now,
-                    detail="its interrupts differ",
-                )
+                self._add("interrupt", expected, None, expected.interrupts, now, "its interrupts differ")
         if expected.is_finished and found.is_finished:
             self._compare_writes(expected, found)
         elif expected.is_finished != found.is_finished and expected.interrupts == found.interrupts:
+            detail = "ends, and did not when it was recorded"
             if expected.is_finished:
                 detail = "does not end any more"
-            else:
-                detail = "ends, and did not when it was recorded"
             self._add("error", expected, detail=detail)
 
     def _compare_writes(self, expected: TaskRecord, found: TaskRecord) -> None:
@@ -223,13 +207,11 @@ class Comparison:
             )
             after = self._align(before, after)
             if before != after:
-                kind: Kind = "next" if name == TASKS else "write"
-                channel = None if name == TASKS else name
+                shown = _simplify(before), _simplify(after)
                 if name == TASKS:
-                    detail = "sends other tasks"
+                    self._add("next", expected, None, *shown, "sends other tasks")
                 else:
-                    detail = f"writes something else to {name!r}"
-                self._add(kind, expected, channel, _simplify(before), _simplify(after), detail)
+                    self._add("write", expected, name, *shown, f"writes something else to {name!r}")
         expected_next, found_next = (_list_next_nodes(each) for each in (expected, found))
         if expected_next != found_next:
             self._add("next", expected, None, expected_next, found_next, "leads to other nodes")

@@ -82,6 +82,13 @@ class StoredTask(NamedTuple):
     writes: Sequence[tuple[str, Any]]
 
 
+def _number_after(record: CheckpointRecord) -> int:
+    """Return LangGraph's number of the step that starts from a checkpoint."""
+    if record.step is None:
+        return _START + 1
+    return record.step + 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Step:
     """A step of a thread: from a checkpoint to its child.
@@ -105,7 +112,7 @@ class Step:
     @property
     def number(self) -> int:
         """LangGraph's number of the step."""
-        return (self.record.step if self.record.step is not None else _START) + 1
+        return _number_after(self.record)
 
 
 class Recording:
@@ -133,10 +140,7 @@ class Recording:
         checkpoint: CheckpointRecord | None = found.get(view.head.checkpoint_id)
         while checkpoint is not None:
             line.append(checkpoint)
-            if checkpoint.parent_id is None:
-                checkpoint = None
-            else:
-                checkpoint = found.get(checkpoint.parent_id)
+            checkpoint = found.get(checkpoint.parent_id or "")
         line.reverse()
         for namespace in (yield from history.read_namespaces(self._partition)):
             if namespace:
@@ -211,7 +215,7 @@ class Recording:
             return []
         namespace = records[0].namespace
         ids = [record.id for record in records]
-        steps = {record.id: (record.step if record.step is not None else _START) + 1 for record in records}
+        steps = {record.id: _number_after(record) for record in records}
         out: list[StoredTask] = []
         found = yield from self._saver.stored_writes(self._partition, namespace, ids)
         for name, writes in found.items():
@@ -253,10 +257,7 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
             if is_of_calls(channel):
                 record.calls[count_answers(channel)] = [CallRecord.read(each) for each in value]
             elif channel == RESUME:
-                if isinstance(value, list):
-                    record.answers = list(value)
-                else:
-                    record.answers = [value]
+                record.answers = list(value) if isinstance(value, list) else [value]
             elif channel == INTERRUPT:
                 record.interrupts = snapshot(value)
             elif channel == ERROR:

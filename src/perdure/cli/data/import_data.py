@@ -18,6 +18,7 @@ from perdure.cli.app import (
     open_database,
     print_json,
     quote_id,
+    run_coroutine,
     say,
     show_progress_bar,
     url_of,
@@ -31,7 +32,6 @@ from perdure.cli.data.langgraph_server import (
     RecordCounts,
     RecordTarget,
     ServerOptions,
-    import_records,
     open_server,
 )
 from perdure.cli.data.sessions import SessionOptions, import_sessions
@@ -170,8 +170,11 @@ def import_(
             if store and not threads:
                 items = _import_items(opened_source, database, options)
             if server is not None and not threads:
+                from perdure.cli.data.langgraph_server_records import write_records
+
                 target = RecordTarget(url_of(place.db), place.tenant, keys_of(place.keys), dry_run)
-                records = import_records(server.api, target, {each.thread for each in counts.skipped})
+                skipped = {each.thread for each in counts.skipped}
+                records = run_coroutine(write_records(server.api, target, skipped))
     finally:
         opened_source.close()
     result = _Result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from perdure.cli.app import app, complete_commands, make_legible
@@ -33,6 +34,7 @@ from perdure.cli.users import users
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
+command: Callable[..., None]
 for command in (init, dev, migrate, fsck, copy):
     app.command()(command)
 app.command("import")(import_)

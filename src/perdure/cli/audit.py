@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, out, print_json, say, warn
+from perdure.cli.app import AsJson, format_count, out, print_json, say, warn
 
 if TYPE_CHECKING:
     from perdure.audit import AuditReport, Ignore
@@ -118,13 +118,12 @@ def _print(name: str, report: AuditReport, as_json: bool) -> None:
     prefix = f"{name}: " if name else ""
     for finding in report.findings:
         typer.echo(f"{prefix}{finding}")
-    count = len(report.findings)
-    ignored = f", {report.ignored} ignored" if report.ignored else ""
-    if not count:
-        found = "nothing was found"
-    else:
-        found = f"{count} finding{'' if count == 1 else 's'}"
-    say(f"{prefix}{found}{ignored}")
+    line = f"{prefix}nothing was found"
+    if report.findings:
+        line = f"{prefix}{format_count(len(report.findings), 'finding')}"
+    if report.ignored:
+        line += f", {report.ignored} ignored"
+    say(line)
 
 
 def _print_checks(as_json: bool) -> None:

@@ -134,10 +134,7 @@ def rotate(
         warn("Nothing was changed. The provider answered; the result of a rotation would be:")
     say(_describe(after))
     if data_key:
-        if dry_run:
-            name = "a new data key"
-        else:
-            name = f"the new data key {after.data_keys[0].id}"
+        name = "a new data key" if dry_run else f"the new data key {after.data_keys[0].id}"
         older = format_count(len(after.data_keys) - 1, "earlier data key")
         say(f"{name} encrypts new values; {older} for older values")
     if before.wrapping_key != after.wrapping_key:

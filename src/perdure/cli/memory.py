@@ -104,10 +104,10 @@ def list_memory(
             print_json({"thread": summary.thread, **summary.dump()})
         return
     for fact in facts:
-        ended = ""
+        line = f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_format_line(fact.text)}"
         if fact.known_until is not None:
-            ended = f" (until {fact.known_until:%Y-%m-%d})"
-        typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_format_line(fact.text)}{ended}")
+            line += f" (until {fact.known_until:%Y-%m-%d})"
+        typer.echo(line)
     for summary in summaries:
         typer.echo(f"thread {quote_id(summary.thread)}  {summary.at:%Y-%m-%d}  {_format_line(summary.text)}")
     if not facts and not summaries:
@@ -161,10 +161,7 @@ def forget(
         open_store(place) as kept,
     ):
         user_memory = Memory(kept.store(), user, root=root)
-        if id is None:
-            what = "all that is known of"
-        else:
-            what = f"{quote_id(id)} of"
+        what = "all that is known of" if id is None else f"{quote_id(id)} of"
         require_consent(f"Remove {what} the user {quote_id(user)}?", yes)
         if id is None:
             # Remove the turns first, so that no waiting turn adds memories during the removal.

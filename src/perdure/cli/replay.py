@@ -11,6 +11,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    format_count,
     json_text,
     keys_of,
     make_legible,
@@ -133,15 +134,11 @@ def _print(report: ReplayReport) -> None:
     for each in report.differences:
         out.print(f"{escape(name)}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
         _print_values(each)
-    if report.replayed == 1:
-        steps = "1 step"
-    else:
-        steps = f"{report.replayed} steps"
     if report.differences:
         first = report.differences[0]
         say(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}")
     elif report.replayed:
-        say(f"{name}: {steps} replayed, nothing differs")
+        say(f"{name}: {format_count(report.replayed, 'step')} replayed, nothing differs")
     else:
         warn(f"{name}: no step could be replayed")
     for number, reason in report.skipped:

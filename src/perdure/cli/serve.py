@@ -113,9 +113,7 @@ def serve(
     with listener:
         if workers > 1:
             announce_ready()
-            level = log_level.upper()
-            code = serve_many(loaded, listener, workers, works=works, log_level=level)
-            if code:
+            if code := serve_many(loaded, listener, workers, works=works, log_level=log_level.upper()):
                 raise typer.Exit(code)
         else:
             run_server(loaded, listener, works=works, ready=announce_ready)
@@ -124,10 +122,7 @@ def serve(
 
 def announce_address(config: Config, port: int) -> None:
     """Print what a server serves and where, its database, and where its configuration is from."""
-    if ":" in config.http.host:
-        host = f"[{config.http.host}]"
-    else:
-        host = config.http.host
+    host = f"[{config.http.host}]" if ":" in config.http.host else config.http.host
     address = f"http://{host}:{port}{config.http.mount_prefix or ''}"
     err.print(f"[bold]Perdure[/] serves {escape(', '.join(config.graphs))} at {address}", soft_wrap=True)
     pages = [

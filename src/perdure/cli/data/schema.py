@@ -130,10 +130,9 @@ def check(
     for chosen in _choose_graphs(graphs or (), config):
         agent, found = _load_agent(chosen, schema_place)
         # A graph has two names, and is recorded under the one that was used first.
-        if chosen.word not in records and chosen.other in records:
+        place = chosen.word
+        if place not in records and chosen.other in records:
             place = chosen.other
-        else:
-            place = chosen.word
         now, recorded = fingerprint(_get_graph(agent)), records.get(place)
         wrong = contradictions(found, now)
         why = verdict(recorded, found.version, now)
@@ -199,9 +198,8 @@ def plan(
     pinned = waiting = broken = 0
     with open_database(place) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
-        if sample is None:
-            tried = names
-        else:
+        tried = names
+        if sample is not None:
             tried = names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
         with show_progress_bar("threads", is_hidden=as_json) as bar:

@@ -108,9 +108,6 @@ def _describe(counts: SessionCounts) -> str:
     text = f"{format_count(counts.states['imported'], 'session')}, {format_count(counts.messages, 'message')}"
     for state, count in counts.states.items():
         if count and state != "imported":
-            if state == "extended":
-                words = "brought up to date"
-            else:
-                words = state
+            words = "brought up to date" if state == "extended" else state
             text += f"; {format_count(count, 'session')} {words}"
     return text

@@ -92,7 +92,7 @@ class AgentSettings:
             GraphLoadError: There is no object at a place.
         """
         configured: dict[str, Agent] = {}
-        memory = self.memory and self.memory.load(root)
+        memory = None if self.memory is None else self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:
                 agent = _add_schema(name, agent, place, root)

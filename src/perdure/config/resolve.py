@@ -265,9 +265,8 @@ class ResolvedConfig:
 
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, ``None`` if nothing is set."""
-        if given := self.select_given("store.ttl."):
-            return TTLConfig(**given)  # type: ignore[typeddict-item]
-        return None
+        given = self.select_given("store.ttl.")
+        return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
 
 
 def make_runtime_settings(given: Mapping[str, Any]) -> Settings:

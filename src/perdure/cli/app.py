@@ -109,6 +109,17 @@ def check_new_id(value: str | None) -> str | None:
 ThreadId = Annotated[
     str, typer.Argument(help="The thread's id, as in configurable.thread_id", callback=_check_thread_id)
 ]
+Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="The configuration file", show_default="perdure.toml or langgraph.json here"
+    ),
+]
+ServedDb = Annotated[
+    str | None,
+    typer.Option("--db", help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 

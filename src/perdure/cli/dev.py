@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, err, warn
+from perdure.cli.app import ConfigFile, Keys, err, warn
 from perdure.cli.logs import LogLevel
-from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
+from perdure.cli.serve import Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
 
 if TYPE_CHECKING:

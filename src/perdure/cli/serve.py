@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Keys, err
+from perdure.cli.app import ConfigFile, Keys, ServedDb, err
 from perdure.cli.logs import LogLevel
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redact
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from perdure.server.config import Config
 
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-]
 Host = Annotated[str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")]
 Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")]
 Works = Annotated[
@@ -40,10 +35,7 @@ def serve(
         ),
     ] = None,
     *,
-    db: Annotated[
-        str | None,
-        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
-    ] = None,
+    db: ServedDb = None,
     config: ConfigFile = None,
     host: Host = None,
     port: Port = None,

@@ -11,6 +11,7 @@ import typer
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     handle_in,
     make_legible,
@@ -34,7 +35,7 @@ def files(
     ] = None,
     *,
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
-    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    namespace: Namespace = "",
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:

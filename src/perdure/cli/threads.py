@@ -11,6 +11,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     Yes,
     add_listing,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from perdure.langgraph.reading.plain_reading import ChannelView
 
 threads = new_group("threads", "Look at threads and their queues, tag and prune them.")
-Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 add_listing(threads, list_threads)
 for command in (top, diff, files, inbox, runs, outbox, dead, retry, stuck, signal):
     threads.command()(command)

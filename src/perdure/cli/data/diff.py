@@ -12,6 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     handle_in,
     json_text,
@@ -39,7 +40,7 @@ def diff(
     after: Annotated[
         str | None, typer.Argument(help="A checkpoint's id, tag or step; by default the latest")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    namespace: Namespace = "",
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:

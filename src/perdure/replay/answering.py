@@ -70,7 +70,7 @@ class Places(NodesOnly):
     def key(self, namespace: str) -> TaskKey:
         """Return the key of the task with this namespace, up to the first level that is unknown."""
         out: list[Any] = []
-        parts = namespace.split("|") if namespace else []
+        parts = [*filter(None, namespace.split("|"))]
         for end, part in enumerate(parts, 1):
             if ":" not in part:
                 out.append(part)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from langgraph.checkpoint.serde.types import TASKS
 
 from perdure.errors import UnrecordedCall
+from perdure.langgraph.call_records import MODEL
 from perdure.replay.answering import CallDifference, RefusedCall
 from perdure.replay.plain_values import align, snapshot
 from perdure.replay.recording import TaskKey, TaskRecord, names_of
@@ -113,25 +114,24 @@ class Comparison:
 
     def add_calls(self, differences: Collection[CallDifference]) -> None:
         """Add the calls that are not as recorded."""
-        for each in dict.fromkeys((d.task and d.task.key, *d[1:]) for d in differences):
-            task = next(d.task for d in differences if (d.task and d.task.key, *d[1:]) == each)
-            _, kind, name, recorded, parts = each
+        once: dict[tuple[Any, ...], CallDifference] = {}
+        for each in differences:
+            once.setdefault((each.task and each.task.key, *each[1:]), each)
+        for task, kind, name, recorded, parts in once.values():
+            what = f"{kind} {name!r}"
+            if recorded is not None and name and parts:
+                if recorded != name:
+                    what += f" ({recorded!r} when it was recorded)"
+                detail = f"what is sent to the {what} differs: {', '.join(parts)}"
+                self._add("prompt" if kind == MODEL else "call", task, detail=detail)
+                continue
             if recorded is None:
-                detail = f"calls the {kind} {name!r}, which was not called"
+                detail = f"calls the {what}, which was not called"
             elif not name:
                 detail = f"does not call the {kind} {recorded!r} any more"
-            elif parts:
-                which = f" ({recorded!r} when it was recorded)" if recorded != name else ""
-                detail = f"what is sent to the {kind} {name!r}{which} differs: {', '.join(parts)}"
             else:
-                detail = f"calls the {kind} {name!r} instead of {recorded!r}"
-            self._add(
-                "prompt" if kind == "model" and parts else "call",
-                task,
-                expected=None if parts else recorded,
-                found=None if parts else name or None,
-                detail=detail,
-            )
+                detail = f"calls the {what} instead of {recorded!r}"
+            self._add("call", task, None, recorded, name or None, detail)
 
     def compare_tasks(
         self,

@@ -285,7 +285,7 @@ def pair_with_keys(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, Stor
 def _find_key(namespace: str, places: Mapping[str, StoredTask]) -> TaskKey | None:
     """Return the key of a namespace; ``None`` if a task on the way to it has stored nothing."""
     out: list[Any] = []
-    for part in namespace.split("|") if namespace else []:
+    for part in filter(None, namespace.split("|")):
         _, has_id, task_id = part.rpartition(":")
         if not has_id:
             out.append(part)

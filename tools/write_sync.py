@@ -41,7 +41,8 @@ def make_blocking(source: str) -> str:
 
 
 def _in_order(line: re.Match[str]) -> str:
-    return line[1] + ", ".join(sorted(line[2].split(", ")))
+    # Constants come first.
+    return line[1] + ", ".join(sorted(line[2].split(", "), key=lambda name: (not name.isupper(), name)))
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ from langgraph.types import Command
 
 import perdure
 from perdure.langgraph.call_recording import record_calls
-from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, digest_prompt, slot_of
+from perdure.langgraph.call_records import CallRecord, digest, digest_prompt, slot_of
+from perdure.model.write_records import CALLS
 from tests.replay.agents import build, parts
 
 CONFIG: Any = {"configurable": {"thread_id": "one"}}
@@ -22,19 +23,19 @@ def test_calls_are_stored_with_the_writes_of_their_task_and_hidden_from_the_grap
         graph = record_calls(build(parts()).compile(checkpointer=db.checkpointer()))
         graph.invoke({"messages": [("user", "look up tea and milk")]}, CONFIG)
         shown = [w[1] for found in db.checkpointer().list(CONFIG) for w in found.pending_writes or ()]
-        assert not any(channel.startswith(CHANNEL) for channel in shown)
-        assert [name for _, name, _ in db.show("one").pending if name.startswith(CHANNEL)] == []
+        assert not any(channel.startswith(CALLS) for channel in shown)
+        assert [name for _, name, _ in db.show("one").pending if name.startswith(CALLS)] == []
         calls = {
             value[0]["name"]: (channel, len(value))
             for found in db.export("one")["checkpoints"]
             for channel, value in ((w["channel"], w["value"]) for w in found["pending_writes"])
-            if channel.startswith(CHANNEL)
+            if channel.startswith(CALLS)
         }
-        assert calls["look_up"] in ((f"{CHANNEL}0", 2), (f"{CHANNEL}0", 1))
+        assert calls["look_up"] in ((f"{CALLS}0", 2), (f"{CALLS}0", 1))
         assert db.fsck("one") == []
         db.checkpointer().prune(["one"])
         left = [w["channel"] for found in db.export("one")["checkpoints"] for w in found["pending_writes"]]
-        assert set(left) <= {"__interrupt__", f"{CHANNEL}0", "branch:to:ask"}
+        assert set(left) <= {"__interrupt__", f"{CALLS}0", "branch:to:ask"}
 
 
 def test_an_interrupted_task_keeps_the_calls_of_each_attempt() -> None:
@@ -46,11 +47,11 @@ def test_an_interrupted_task_keeps_the_calls_of_each_attempt() -> None:
             w["channel"]: w["value"][0]["answer"]["value"]["content"]
             for found in db.export("one")["checkpoints"]
             for w in found["pending_writes"]
-            if w["channel"].startswith(CHANNEL) and "draft" in str(w["value"])
+            if w["channel"].startswith(CALLS) and "draft" in str(w["value"])
         }
         assert kept == {
-            f"{CHANNEL}0": "answer 4 to draft a question",
-            f"{CHANNEL}1": "answer 5 to draft a question",
+            f"{CALLS}0": "answer 4 to draft a question",
+            f"{CALLS}1": "answer 5 to draft a question",
         }
 
 
@@ -93,7 +94,7 @@ def test_a_call_comes_back_as_it_was_stored() -> None:
 
 
 def test_slots_of_records_collide_with_no_other() -> None:
-    slots = {slot_of(f"{CHANNEL}{n}", 0) for n in range(8)}
+    slots = {slot_of(f"{CALLS}{n}", 0) for n in range(8)}
     special = {slot_of(name, 0) for name in ("__error__", "__interrupt__", "__resume__", "__scheduled__")}
     assert len(slots) == 8
     assert not slots & special

@@ -30,13 +30,8 @@ def interrupting_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
     """Yield a finding for each node that runs all tool calls of a message in one task although a tool
     asks."""
     for node in facts.nodes:
-        asking = next(
-            (found for each in _find_tool_nodes(node) if (found := _find_asking(each)) is not None), None
-        )
-        path = None
-        if asking is not None:
-            path = _find_message_path(facts, node.name)
-        if asking is not None and path is not None:
+        asking = next(filter(None, map(_find_asking, _find_tool_nodes(node))), None)
+        if asking is not None and (path := _find_message_path(facts, node.name)) is not None:
             who, spot = asking
             detail = f"{who} asks, and all calls of a message reach the node at once, {path}"
             place = "/".join((*facts.path, node.name))
@@ -48,10 +43,11 @@ def _find_tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
     yield from (step for step in steps(node.bound) if isinstance(step, ToolNode))
     for function in node.functions:
         source = source_of(function)
-        for call in () if source is None else source.walk():
+        if source is None:
+            continue
+        for call in source.walk():
             if (
-                source is not None
-                and isinstance(call, ast.Call)
+                isinstance(call, ast.Call)
                 and isinstance(call.func, ast.Attribute)
                 and call.func.attr in _CALLS
                 and isinstance(called := source.resolve(call.func.value), ToolNode)
@@ -67,10 +63,9 @@ def _is_one_call(source: FunctionSource, argument: ast.expr) -> bool:
     if not isinstance(argument, ast.List) or len(argument.elts) != 1:
         return False
     item = argument.elts[0]
+    values = [item]
     if isinstance(item, ast.Name):
-        values = [item, *_find_values(source, item.id)]
-    else:
-        values = [item]
+        values += _find_values(source, item.id)
     return not any(isinstance(each, ast.Subscript) and ast.unparse(each.slice) == "-1" for each in values)
 
 
@@ -99,15 +94,14 @@ def _find_message_path(facts: GraphFacts, name: str) -> str | None:
     for start, branches in builder.branches.items():
         for branch in branches.values():
             function = getattr(branch.path, "func", None) or getattr(branch.path, "afunc", None)
-            route = None if function is None else _Route.of(function)
-            if route is not None and route.leads_to(name, branch.ends):
+            if function and (route := _Route.of(function)) and route.leads_to(name, branch.ends):
                 return f"by the conditional edge from {start!r}"
     for node in facts.nodes:
         declared = getattr(builder.nodes.get(node.name), "ends", None) or ()
         for function in (*node.functions, *node.tools):
-            route = None
-            if not is_library(function):
-                route = _Route.of(function, of_commands=True)
+            if is_library(function):
+                continue
+            route = _Route.of(function, of_commands=True)
             if route is not None and route.leads_to(name, {end: end for end in declared}):
                 return f"by a Command of {node.name!r}"
     return None

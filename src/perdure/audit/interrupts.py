@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
@@ -44,6 +45,10 @@ class _Ask:
 
     call: ast.Call
     around: tuple[ast.AST, ...]
+
+    def pair_with_inner(self) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield what is around the call, each with its part that is around the call, or is the call."""
+        yield from pairwise((*self.around, self.call))
 
 
 @dataclass
@@ -145,18 +150,11 @@ def _asks_inside(function: FunctionType, depth: int) -> bool:
 
 def _find_catcher(source: FunctionSource, ask: _Ask) -> int | None:
     """Return the line of the clause that catches an interrupt's exception, ``None`` if none does."""
-    for at, each in enumerate(ask.around):
-        if at + 1 < len(ask.around):
-            inner = ask.around[at + 1]
-        else:
-            inner = ask.call
+    for each, inner in ask.pair_with_inner():
         if isinstance(each, ast.Try) and inner in each.body:
-            for handler in each.handlers:
-                if _catches(source, handler.type):
-                    passes = any(isinstance(part, ast.Raise) for part in walk(handler))
-                    if not passes:
-                        return handler.lineno
-                    break
+            catching = next((handler for handler in each.handlers if _catches(source, handler.type)), None)
+            if catching and not any(isinstance(part, ast.Raise) for part in walk(catching)):
+                return catching.lineno
         if isinstance(each, ast.With | ast.AsyncWith) and inner in each.body:
             for item in each.items:
                 call = item.context_expr
@@ -170,10 +168,7 @@ def _find_catcher(source: FunctionSource, ask: _Ask) -> int | None:
 def _catches(source: FunctionSource, expression: ast.expr | None) -> bool:
     if expression is None:
         return True
-    if isinstance(expression, ast.Tuple):
-        options = expression.elts
-    else:
-        options = [expression]
+    options = expression.elts if isinstance(expression, ast.Tuple) else [expression]
     found = [source.resolve(option) for option in options]
     return any(isinstance(cls, type) and issubclass(GraphInterrupt, cls) for cls in found)
 
@@ -198,11 +193,7 @@ def _varies(call: ast.Call, loop: ast.AST) -> bool:
 
 def _find_conditions(ask: _Ask) -> Iterator[ast.AST]:
     """Yield the expressions that decide whether and how often a call is reached."""
-    for at, each in enumerate(ask.around):
-        if at + 1 < len(ask.around):
-            inner = ask.around[at + 1]
-        else:
-            inner = ask.call
+    for each, inner in ask.pair_with_inner():
         if isinstance(each, ast.If | ast.While | ast.IfExp) and inner is not each.test:
             yield each.test
         elif isinstance(each, ast.For | ast.AsyncFor) and inner is not each.iter:

@@ -7,7 +7,7 @@ also by way of a local variable. Computed keys are left to the strict mode at ru
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from langgraph.constants import END
@@ -78,12 +78,9 @@ def _check_edges(facts: GraphFacts) -> Iterator[AuditFinding]:
         for branch in branches.values():
             path = getattr(branch, "path", None)
             given = getattr(path, "func", None) or getattr(path, "afunc", None)
-            function = None if given is None else unwrap(given)
-            if function is None or is_library(function):
-                source = None
-            else:
-                source = source_of(function)
-            if source is not None:
+            if given is None or is_library(function := unwrap(given)):
+                continue
+            if (source := source_of(function)) is not None:
                 returned = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
                 yield from _find_unknown(facts, "/".join((*facts.path, start)), returned)
 
@@ -136,24 +133,13 @@ class Returned:
         if isinstance(value, ast.Dict):
             if is_update:
                 yield from self._find_dict_keys(value, via)
-        elif isinstance(value, ast.IfExp):
-            yield from self._find_keys(value.body, is_update=is_update, via=via)
-            yield from self._find_keys(value.orelse, is_update=is_update, via=via)
-        elif isinstance(value, ast.BoolOp):
-            for part in value.values:
-                yield from self._find_keys(part, is_update=is_update, via=via)
-        elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
-            for part in (value.left, value.right):
-                yield from self._find_keys(part, is_update=is_update, via=via)
-        elif isinstance(value, ast.List | ast.Tuple):
-            for part in value.elts:
-                yield from self._find_keys(part, is_update=is_update, via=via)
-        elif isinstance(value, ast.NamedExpr):
-            yield from self._find_keys(value.value, is_update=is_update, via=via)
         elif isinstance(value, ast.Call):
             yield from self._find_call_keys(value, is_update=is_update, via=via)
         elif isinstance(value, ast.Name) and value.id not in via:
             yield from self._find_variable_keys(value.id, is_update=is_update, via=via | {value.id})
+        else:
+            for part in _list_results(value):
+                yield from self._find_keys(part, is_update=is_update, via=via)
 
     def _find_dict_keys(self, value: ast.Dict, via: frozenset[str]) -> Iterator[Key]:
         for key, unpacked in zip(value.keys, value.values, strict=True):
@@ -256,13 +242,25 @@ class Returned:
     def _read_constant(self, value: ast.AST) -> str | None:
         """Return the string of a literal, or of a constant outside the function; ``None`` for anything
         else."""
-        if isinstance(value, ast.Constant):
-            constant = value.value
-        else:
-            constant = self.source.resolve(value)
-        if isinstance(constant, str):
-            return constant
-        return None
+        constant = value.value if isinstance(value, ast.Constant) else self.source.resolve(value)
+        return constant if isinstance(constant, str) else None
+
+
+def _list_results(value: ast.AST) -> Sequence[ast.AST]:
+    """Return the parts of an expression that are its result, or of which its result consists."""
+    match value:
+        case ast.IfExp():
+            return value.body, value.orelse
+        case ast.BoolOp():
+            return value.values
+        case ast.BinOp(op=ast.BitOr()):
+            return value.left, value.right
+        case ast.List() | ast.Tuple():
+            return value.elts
+        case ast.NamedExpr():
+            return (value.value,)
+        case _:
+            return ()
 
 
 def _has_fields(made: Any) -> bool:

@@ -226,11 +226,12 @@ class _Reducer:
 
     def _find_repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
         """Return a failure if two versions of one message end up as two messages."""
-        first, second = HumanMessage("first", id="m1"), HumanMessage("edited", id="m1")
-        merged = self._apply([first], [[second]] if is_delta else [second])
+        first, second = [HumanMessage("first", id="m1")], [HumanMessage("edited", id="m1")]
+        given = (first, [second]) if is_delta else (first, second)
+        merged = self._apply(*given)
         if not isinstance(merged, Sequence) or sum(getattr(m, "id", None) == "m1" for m in merged) < 2:
             return None
-        call = self._format_call([first], [[second]] if is_delta else [second])
+        call = self._format_call(*given)
         return ReducerFailure(
             checks.DUPLICATED_MESSAGES,
             f"{self.name} keeps two messages of the same id",
@@ -288,10 +289,9 @@ def _get_second_parameter(channel: ChannelFacts) -> Any:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, ValueError):
         return None
-    hint = hints.get(names[1]) if len(names) > 1 else None
+    hint = next((hints.get(name) for name in names[1:2]), None)
     if channel.kind is ChannelKind.DELTA and hint is not None:
-        arguments = typing.get_args(strip_annotations(hint))
-        hint = arguments[0] if arguments else None
+        return next(iter(typing.get_args(strip_annotations(hint))), None)
     return hint
 
 

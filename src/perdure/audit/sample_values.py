@@ -137,10 +137,7 @@ class Samples:
 
     def _make_message(self, cls: type[BaseMessage]) -> BaseMessage:
         known: tuple[type[BaseMessage], ...] = (HumanMessage, AIMessage, SystemMessage)
-        if cls is BaseMessage:
-            kind = self._random.choice(known)
-        else:
-            kind = cls
+        kind = self._random.choice(known) if cls is BaseMessage else cls
         given: dict[str, Any] = {"content": self._choose_word(), "id": f"m{self._random.randint(1, 4)}"}
         if issubclass(kind, ToolMessage):
             given["tool_call_id"] = "call"

@@ -21,7 +21,6 @@ from perdure.audit.findings import Spot
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_MISSING = object()
 _LIBRARIES = ("langchain", "langchain_core", "langgraph", "perdure")
 
 
@@ -69,10 +68,7 @@ class FunctionSource:
             return None
         if not isinstance(expression, ast.Name):
             return None
-        found = self._look_up_outside(expression.id)
-        if found is _MISSING:
-            return None
-        return found
+        return self._look_up_outside(expression.id)
 
     def _look_up_outside(self, name: str) -> Any:
         code = self.function.__code__
@@ -81,10 +77,10 @@ class FunctionSource:
                 try:
                     return cell.cell_contents
                 except ValueError:
-                    return _MISSING
+                    return None
         if name in code.co_varnames or name in code.co_cellvars:
             return self._find_import(name)
-        return self.function.__globals__.get(name, vars(builtins).get(name, _MISSING))
+        return self.function.__globals__.get(name, vars(builtins).get(name))
 
     def _find_import(self, name: str) -> Any:
         """Return the object of an import statement inside the function, if its module is imported already."""
@@ -92,12 +88,12 @@ class FunctionSource:
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
-                        return vars(sys.modules.get(node.module, builtins)).get(alias.name, _MISSING)
+                        return vars(sys.modules.get(node.module, builtins)).get(alias.name)
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.asname == name or (alias.asname is None and alias.name == name):
-                        return sys.modules.get(alias.name, _MISSING)
-        return _MISSING
+                        return sys.modules.get(alias.name)
+        return None
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -114,8 +110,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     if type(function) is not FunctionType:
         return None
     file = inspect.getsourcefile(function)
-    tree = None if file is None else _parse(file)
-    if file is None or tree is None:
+    if file is None or (tree := _parse(file)) is None:
         return None
     code = function.__code__
     found = [each for each in _find_functions(tree) if _matches_code(each, code)]
@@ -183,11 +178,9 @@ def _find_field_lines(lines: list[str], name: str) -> Iterator[int]:
 
 @cache
 def _parse(file: str) -> ast.Module | None:
-    text = "".join(linecache.getlines(file))
+    lines = linecache.getlines(file)
     try:
-        if text:
-            return ast.parse(text)
-        return None
+        return ast.parse("".join(lines)) if lines else None
     except SyntaxError:
         return None
 

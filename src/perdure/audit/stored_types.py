@@ -56,17 +56,13 @@ def _check_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | Non
         return None
     if typing_extensions.is_typeddict(cls):
         return None
+    if cls in _SUBCLASSES:
+        return None
     plain = next((base for base in _SUBCLASSES if base in cls.__mro__), None)
     if plain is not None:
-        detail = f"{name} is read back as {plain.__name__}"
-        if cls is plain:
-            return None
-        return (checks.CHANGED_BY_STORAGE, detail)
+        return checks.CHANGED_BY_STORAGE, f"{name} is read back as {plain.__name__}"
     if not is_data(cls):
-        if not issubclass(cls, Runnable):
-            what = "is not a data type"
-        else:
-            what = "acts when it is called"
+        what = "acts when it is called" if issubclass(cls, Runnable) else "is not a data type"
         return checks.UNSERIALISABLE, f"{name} {what}: no pydantic model, dataclass, enum or named tuple"
     try:
         serde.types.name(cls)

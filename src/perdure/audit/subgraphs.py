@@ -56,10 +56,7 @@ def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[Audi
     if builder is None:
         return
     outputs = graph.output_channels
-    if isinstance(outputs, str):
-        returned = {outputs}
-    else:
-        returned = set(outputs)
+    returned = {outputs} if isinstance(outputs, str) else set(outputs)
     shared = returned & builder.schemas[builder.input_schema].keys()
     accumulated = shared & {channel.name for channel in read(graph).channels if channel.reducer is not None}
     for channel in facts.channels:
@@ -94,10 +91,7 @@ def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list
         for call in source.walk():
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
-            graph = None
-            if call.func.attr in _CALLS:
-                graph = source.resolve(call.func.value)
-            if isinstance(graph, Pregel):
+            if call.func.attr in _CALLS and isinstance(graph := source.resolve(call.func.value), Pregel):
                 found.setdefault(id(graph), (graph, []))[1].append(call)
         yield from ((graph, source, calls) for graph, calls in found.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from perdure.cli.app import app, complete_commands, make_legible
@@ -33,31 +34,14 @@ from perdure.cli.users import users
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
-app.command()(init)
-app.command()(dev)
-app.command()(migrate)
-app.command()(fsck)
-app.command()(copy)
+command: Callable[..., None]
+for command in (init, dev, migrate, fsck, copy):
+    app.command()(command)
 app.command("import")(import_)
-app.command()(export)
-app.command()(audit)
-app.command()(worker)
-app.command()(serve)
-app.command()(inspect)
-app.command()(replay)
-app.command()(top)
-app.command()(demo)
-app.add_typer(threads, name="threads")
-app.add_typer(runs, name="runs")
-app.add_typer(questions, name="questions")
-app.add_typer(limits, name="limits")
-app.add_typer(tenants, name="tenants")
-app.add_typer(users, name="users")
-app.add_typer(store, name="store")
-app.add_typer(memory, name="memory")
-app.add_typer(care, name="care")
-app.add_typer(schema, name="schema")
-app.add_typer(keys, name="keys")
+for command in (export, audit, worker, serve, inspect, replay, top, demo):
+    app.command()(command)
+for group in (threads, runs, questions, limits, tenants, users, store, memory, care, schema, keys):
+    app.add_typer(group)
 complete_commands(app)
 
 

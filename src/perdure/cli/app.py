@@ -109,6 +109,17 @@ def check_new_id(value: str | None) -> str | None:
 ThreadId = Annotated[
     str, typer.Argument(help="The thread's id, as in configurable.thread_id", callback=_check_thread_id)
 ]
+Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="The configuration file", show_default="perdure.toml or langgraph.json here"
+    ),
+]
+ServedDb = Annotated[
+    str | None,
+    typer.Option("--db", help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 
@@ -133,6 +144,11 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a text to standard error as it is, without breaking its lines to the width of the terminal."""
     err.print(text, soft_wrap=True, markup=False)
+
+
+def new_group(name: str, purpose: str) -> typer.Typer:
+    """Return a group of commands, which suggests the intended command for an unknown one."""
+    return typer.Typer(cls=Group, name=name, help=purpose, no_args_is_help=True)
 
 
 def add_listing(group: typer.Typer, listing: Callable[..., None]) -> None:
@@ -188,6 +204,13 @@ def format_count(count: int, what: str) -> str:
     return f"{count:,} {what}s"
 
 
+def format_known(number: int | None) -> str:
+    """Return a number, and nothing for one that is not known."""
+    if number is None:
+        return ""
+    return str(number)
+
+
 def require_consent(question: str, yes: bool) -> None:
     """Ask on the terminal whether to remove something, unless ``yes``. The command ends with exit code 1 if
     the answer is no, or if there is no terminal to ask on."""
@@ -203,37 +226,43 @@ def require_consent(question: str, yes: bool) -> None:
     raise typer.Exit(1)
 
 
-@contextmanager
-def show_progress_bar(amount: str) -> Iterator[Progress | None]:
-    """Show a progress bar with ``amount``, a template of Rich's, beside it. Yield ``None`` without a
-    terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
+def show_progress_bar(amount: str, *, is_hidden: bool = False) -> Progress:
+    """Return a context that shows a progress bar with ``amount``, a template of Rich's, beside it. It shows
+    nothing without a terminal."""
+    from rich import progress
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(amount),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.description}"),
+        console=err,
+        transient=True,
+        disable=is_hidden or not sys.stderr.isatty(),
     )
 
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(amount),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        yield bar
+
+def track(items: Sequence[R], what: str, *, is_hidden: bool = False) -> Iterable[R]:
+    """Iterate over items, and show the progress on a terminal if there are several."""
+    from rich import progress
+
+    is_hidden = is_hidden or len(items) == 1 or not sys.stderr.isatty()
+    return progress.track(items, what, console=err, transient=True, disable=is_hidden)
 
 
 def print_json(entry: dict[str, Any]) -> None:
     """Print an object on a line of its own."""
     typer.echo(json_text(entry))
+
+
+def print_result(as_json: bool, entry: dict[str, Any], line: str) -> None:
+    """Print what a command did: an object as JSON, or else a line."""
+    if as_json:
+        print_json(entry)
+    else:
+        say(line)
 
 
 def print_all(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, out, print_json, say, warn
+from perdure.cli.app import AsJson, ConfigFile, format_count, out, print_json, say, warn
 
 if TYPE_CHECKING:
     from perdure.audit import AuditReport, Ignore
@@ -35,10 +34,7 @@ def audit(
         ),
     ] = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks and exit")] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-    ] = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Find faults of graphs that LangGraph accepts and threads suffer from later.
@@ -118,13 +114,12 @@ def _print(name: str, report: AuditReport, as_json: bool) -> None:
     prefix = f"{name}: " if name else ""
     for finding in report.findings:
         typer.echo(f"{prefix}{finding}")
-    count = len(report.findings)
-    ignored = f", {report.ignored} ignored" if report.ignored else ""
-    if not count:
-        found = "nothing was found"
-    else:
-        found = f"{count} finding{'' if count == 1 else 's'}"
-    say(f"{prefix}{found}{ignored}")
+    line = f"{prefix}nothing was found"
+    if report.findings:
+        line = f"{prefix}{format_count(len(report.findings), 'finding')}"
+    if report.ignored:
+        line += f", {report.ignored} ignored"
+    say(line)
 
 
 def _print_checks(as_json: bool) -> None:

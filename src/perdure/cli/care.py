@@ -15,14 +15,15 @@ from perdure.cli.app import (
     DataPlace,
     format_count,
     handle_in,
+    new_group,
     open_database,
     out,
     print_json,
+    print_result,
     quote_id,
     say,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting, Unavailable
 from perdure.model.times import to_datetime
 
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
 
-care = typer.Typer(
-    cls=Group,
-    help="Keep stored threads in order: apply retention policies, and show when that was done last.",
-    no_args_is_help=True,
+care = new_group(
+    "care", "Keep stored threads in order: apply retention policies, and show when that was done last."
 )
 
 KeepLast = Annotated[
@@ -80,12 +79,12 @@ def run_(
     Safe beside live runs, and to interrupt: the next sweep continues. One process sweeps a database at a
     time; another one exits with code 0 and changes nothing.
     """
-    if dry_run and not once:
-        once = True
+    from perdure.config.retention import load
+
     place = place.with_key()
     flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
-    settings = _load_settings(config, flags, place.keys is not None)
-    if once:
+    settings = load(file=config, flags=flags, environ=os.environ, has_key=place.keys is not None)
+    if once or dry_run:
         if not _sweep_once(settings, place, all_tenants, dry_run, as_json):
             raise typer.Exit(1)
         return
@@ -120,14 +119,9 @@ def status(
     if state.finished_at is None:
         out.print("No sweep has ended here yet.")
     else:
-        out.print(
-            f"The last sweep ended at {_format_time(state.finished_at)}: {_describe_sweep(state.last, False)}"
-        )
+        say(f"The last sweep ended at {_format_time(state.finished_at)}: {_describe_sweep(state.last)}")
     if not state.is_over:
-        say(
-            f"A sweep is under way since {_format_time(state.started_at)}: "
-            f"{_describe_sweep(state.swept, False)}"
-        )
+        say(f"A sweep is under way since {_format_time(state.started_at)}: {_describe_sweep(state.swept)}")
 
 
 def prune_threads(
@@ -174,13 +168,10 @@ def prune_threads(
     for thread_id in thread_ids:
         swept = database.apply_retention_to(thread_id, options)
         stay = len(database.timeline(thread_id, limit=1_000_000))
-        if as_json:
-            print_json({"thread_id": thread_id, **asdict(swept), "dry_run": dry_run})
-            continue
-        what = "would be removed" if dry_run else "removed"
-        left = stay - swept.checkpoints if dry_run else stay
-        line = f"{quote_id(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay"
-        say(line)
+        if dry_run:
+            stay -= swept.checkpoints
+        line = f"{quote_id(thread_id)}: {swept.checkpoints} checkpoints {_REMOVED[dry_run]}, {stay} stay"
+        print_result(as_json, {"thread_id": thread_id, **asdict(swept), "dry_run": dry_run}, line)
 
 
 def _wait(seconds: float) -> None:
@@ -188,12 +179,6 @@ def _wait(seconds: float) -> None:
     while (remaining := until - time.monotonic()) > 0:
         # Sleep in parts, as a longer sleep than the system's clock can count is an error.
         time.sleep(min(remaining, 86400.0))
-
-
-def _load_settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> RetentionSettings:
-    from perdure.config.retention import load
-
-    return load(file=config, flags=flags, environ=os.environ, has_key=has_key)
 
 
 def _sweep_once(
@@ -223,10 +208,7 @@ def _sweep_once(
 
 
 def _print(swept: RetentionResult, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({**asdict(swept), "dry_run": dry_run})
-    else:
-        say(_describe_sweep(swept, dry_run))
+    print_result(as_json, {**asdict(swept), "dry_run": dry_run}, _describe_sweep(swept, dry_run))
 
 
 def _make_progress_printer() -> Any:
@@ -237,13 +219,17 @@ def _make_progress_printer() -> Any:
         nonlocal last
         if time.monotonic() - last >= 2 and not state.is_over:
             last = time.monotonic()
-            warn(f"… {_describe_sweep(state.swept, False)}")
+            warn(f"… {_describe_sweep(state.swept)}")
 
     return show
 
 
-def _describe_sweep(swept: RetentionResult, dry_run: bool) -> str:
-    what = "would be removed" if dry_run else "removed"
+_REMOVED = {True: "would be removed", False: "removed"}
+"""What happened to removed objects, by whether the run was a dry one."""
+
+
+def _describe_sweep(swept: RetentionResult, dry_run: bool = False) -> str:
+    what = _REMOVED[dry_run]
     text = (
         f"{format_count(swept.threads, 'thread')} looked at; "
         f"{format_count(swept.expired, 'expired thread')} and "

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, err, warn
+from perdure.cli.app import ConfigFile, Keys, err, warn
 from perdure.cli.logs import LogLevel
-from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
+from perdure.cli.serve import Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def dev(
             works=works,
             log_level=log_level.upper(),
         )
-        serve_reloading(loaded, terms, listener, _announce_end)
+        serve_reloading(loaded, terms, listener, warn)
     err.print("Stopped. Every accepted run is stored.")
 
 
@@ -105,17 +105,12 @@ def _announce(made: Announcement) -> None:
         err.print("[dim]watching[/] the files that it imports; Ctrl-C stops the server")
         return
     names = ", ".join(os.path.relpath(path) for path in made.changed[:3])
-    more = ""
     if len(made.changed) > 3:
-        more = f" and {len(made.changed) - 3} more"
-    warn(f"Reloaded after a change of {names}{more}, in {made.took_s:.1f} s.")
+        names += f" and {len(made.changed) - 3} more"
+    warn(f"Reloaded after a change of {names}, in {made.took_s:.1f} s.")
 
 
 def _announce_failure(text: str) -> None:
     warn(f"\n{text}\n")
     hint = " After an installation, save any file of the project." if "pip install" in text else ""
     err.print(f"[yellow bold]Waiting for the next save.[/]{hint} Ctrl-C stops the server.", soft_wrap=True)
-
-
-def _announce_end(text: str) -> None:
-    warn(text)

@@ -58,10 +58,7 @@ def init(
         )
     names = [name for name in _FILES if name not in existing]
     _write(folder, names)
-    if folder == Path():
-        where = "this folder"
-    else:
-        where = f"{folder}{os.sep}"
+    where = "this folder" if folder == Path() else f"{folder}{os.sep}"
     warn(f"Wrote {format_count(len(names), 'file')} to {where}")
     for name in names:
         err.print(f"  {name:<17}{_FILES[name][1]}", markup=False)
@@ -102,11 +99,11 @@ def _list_next_commands(folder: Path) -> list[str]:
     else:
         # A shell would read a dash at the start as an option.
         commands = [f"cd {shlex.quote(f'./{folder}' if str(folder).startswith('-') else str(folder))}"]
-    if all(map(find_spec, ("uvicorn", "fastapi", "watchfiles"))):
-        lacking = []
-    else:
-        lacking = ["'perdure[dev]'"]
-    lacking += [] if find_spec("pytest") else ["pytest"]
+    lacking: list[str] = []
+    if not all(map(find_spec, ("uvicorn", "fastapi", "watchfiles"))):
+        lacking.append("'perdure[dev]'")
+    if not find_spec("pytest"):
+        lacking.append("pytest")
     if lacking:
         commands.append(f"{python} -m pip install {' '.join(lacking)}")
     return [*commands, f"{python} -m pytest", f"{perdure} dev"]

@@ -16,8 +16,12 @@ from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
+    from perdure.database.asynchronous import Database
+    from perdure.database.blocking import SyncDatabase
+    from perdure.inspector.access import LocalAccess
     from perdure.inspector.serve import Presentation
     from perdure.model.model_calls import Prices
+    from perdure.runtime import Runtime
     from perdure.runtime.agents.agent import Agent
     from perdure.storage.key_providers import KeyProvider
 
@@ -139,23 +143,13 @@ def _serve_for_reading(
 ) -> None:
     import asyncio
 
-    from perdure.database.base import handle_of
     from perdure.database.opening import open_for_reading
-    from perdure.inspector.access import LocalAccess, LocalReplays
     from perdure.inspector.serve import serve
 
     database = open_for_reading(url, tenant=tenant, encryption_key=key)
     try:
         agents = asyncio.run(_load({**given.places, **given.compared}))
-        access = LocalAccess(
-            handle_of(database),
-            tenant,
-            all_tenants=given.all_tenants,
-            url=url,
-            replays=LocalReplays(database, agents, next(iter(given.compared), None)) if agents else None,
-            allowed=given.allowed,
-            prices=given.prices,
-        )
+        access = _make_access(database, tenant, url, given, agents)
         asyncio.run(serve(access, listening[0], _make_presentation(url, listening, given.rights)))
     finally:
         database.close()
@@ -172,9 +166,7 @@ async def _load(places: dict[str, str]) -> dict[str, Agent]:
 async def _serve_for_acting(
     url: str, tenant: str, key: KeyProvider | None, given: _Given, listening: _Listening
 ) -> None:
-    from perdure.database.base import handle_of
     from perdure.database.opening import connect
-    from perdure.inspector.access import LocalAccess, LocalReplays
     from perdure.inspector.serve import serve
     from perdure.runtime import Runtime
 
@@ -183,17 +175,32 @@ async def _serve_for_acting(
         connect(url, tenant=tenant, encryption_key=key) as database,
         Runtime(database, agents, works=given.works, all_tenants=given.all_tenants) as runtime,
     ):
-        access = LocalAccess(
-            handle_of(database),
-            tenant,
-            all_tenants=given.all_tenants,
-            url=url,
-            runtime=runtime,
-            replays=LocalReplays(database, {**agents, **compared}, next(iter(compared), None)),
-            allowed=given.allowed,
-            prices=given.prices,
-        )
+        access = _make_access(database, tenant, url, given, {**agents, **compared}, runtime)
         await serve(access, listening[0], _make_presentation(url, listening, given.rights))
+
+
+def _make_access(
+    database: Database | SyncDatabase,
+    tenant: str,
+    url: str,
+    given: _Given,
+    agents: dict[str, Agent],
+    runtime: Runtime | None = None,
+) -> LocalAccess:
+    """Return the access to a database; ``agents`` are those of the graphs and of the compared one."""
+    from perdure.database.base import handle_of
+    from perdure.inspector.access import LocalAccess, LocalReplays
+
+    return LocalAccess(
+        handle_of(database),
+        tenant,
+        all_tenants=given.all_tenants,
+        url=url,
+        runtime=runtime,
+        replays=LocalReplays(database, agents, next(iter(given.compared), None)) if agents else None,
+        allowed=given.allowed,
+        prices=given.prices,
+    )
 
 
 def _make_presentation(url: str, listening: _Listening, rights: str) -> Presentation:

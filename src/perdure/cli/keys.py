@@ -14,25 +14,20 @@ from perdure.cli.app import (
     Keys,
     add_listing,
     format_count,
+    new_group,
     open_database,
     print_json,
     quote_id,
     say,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.storage.stored_keys import EncryptionKeys
 
-keys = typer.Typer(cls=Group, help="See and rotate the keys of an encrypted database.", no_args_is_help=True)
-
-
-@keys.callback()
-def group() -> None:
-    """See and rotate the keys of an encrypted database."""
+keys = new_group("keys", "See and rotate the keys of an encrypted database.")
 
 
 def list_keys(
@@ -139,10 +134,7 @@ def rotate(
         warn("Nothing was changed. The provider answered; the result of a rotation would be:")
     say(_describe(after))
     if data_key:
-        if dry_run:
-            name = "a new data key"
-        else:
-            name = f"the new data key {after.data_keys[0].id}"
+        name = "a new data key" if dry_run else f"the new data key {after.data_keys[0].id}"
         older = format_count(len(after.data_keys) - 1, "earlier data key")
         say(f"{name} encrypts new values; {older} for older values")
     if before.wrapping_key != after.wrapping_key:

@@ -13,19 +13,18 @@ from perdure.cli.app import (
     handle_in,
     json_text,
     make_legible,
+    new_group,
     open_database,
     out,
     print_json,
+    print_result,
     run_coroutine,
     say,
 )
 from perdure.cli.runs import format_time
-from perdure.cli.suggestions import Group
 
-limits = typer.Typer(
-    cls=Group,
-    help="Look at limits over all processes, and change what they allow while processes run.",
-    no_args_is_help=True,
+limits = new_group(
+    "limits", "Look at limits over all processes, and change what they allow while processes run."
 )
 
 Name = Annotated[str, typer.Argument(help="The name of the limit, as it is declared")]
@@ -68,10 +67,8 @@ def list_limits(
         (print_json if as_json else _print)(entry)
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
-            shown = {"limit": each, "set": dict(amounts)}
-            print_json(shown) if as_json else say(
-                f"{make_legible(each)}  is set to {_describe_amounts(amounts)}"
-            )
+            line = f"{make_legible(each)}  is set to {_describe_amounts(amounts)}"
+            print_result(as_json, {"limit": each, "set": dict(amounts)}, line)
     if not as_json and last is not None:
         out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
     if not as_json and not found and not changed:
@@ -97,10 +94,9 @@ def show(
         return
     _print(found)
     for process in found["processes"]:
-        line = (
-            f"    {make_legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
-        )
-        say(f"{line}, lease until {format_time(process['lease_until'])}")
+        counts = f"{process['places']} places, {process['waiting']} waiting"
+        lease = f"lease until {format_time(process['lease_until'])}"
+        say(f"    {make_legible(process['name'])}  {counts}, {lease}")
 
 
 def set_(
@@ -127,16 +123,9 @@ def set_(
     """
     from perdure.runtime.operations import limit_states
 
-    given: dict[str, Any] = {
-        "concurrency": concurrency,
-        "rate": rate,
-        "burst": burst,
-        "tokens": tokens,
-        "budget": budget,
-        "at_end": at_end,
-        "wait": wait,
-    }
-    given = {field: value for field, value in given.items() if value is not None}
+    amounts = {"concurrency": concurrency, "rate": rate, "burst": burst, "tokens": tokens, "budget": budget}
+    flags: dict[str, Any] = {**amounts, "at_end": at_end, "wait": wait}
+    given = {field: value for field, value in flags.items() if value is not None}
     if bool(given) == clear:
         raise typer.BadParameter("give the amounts to set, e.g. --rate 600, or else --clear")
     with open_database(place) as database:
@@ -145,12 +134,8 @@ def set_(
             run_coroutine(limit_states.clear_amounts(handle, place.tenant, name))
         else:
             given = run_coroutine(limit_states.set_amounts(handle, place.tenant, name, given))
-    if as_json:
-        print_json({"limit": name, "set": given})
-    elif clear:
-        say(f"{make_legible(name)}: what is configured counts again")
-    else:
-        say(f"{make_legible(name)}: {_describe_amounts(given)}")
+    what = "what is configured counts again" if clear else _describe_amounts(given)
+    print_result(as_json, {"limit": name, "set": given}, f"{make_legible(name)}: {what}")
 
 
 def reset(
@@ -169,10 +154,8 @@ def reset(
     parts = _parse_key(key)
     with open_database(place) as database:
         run_coroutine(limit_states.reset(handle_in(database), place.tenant, name, parts))
-    if as_json:
-        print_json({"limit": name, "key": parts, "reset": True})
-    else:
-        say(f"{make_legible(name)}{_describe_key(parts)}: begins anew")
+    line = f"{make_legible(name)}{_describe_key(parts)}: begins anew"
+    print_result(as_json, {"limit": name, "key": parts, "reset": True}, line)
 
 
 def _parse_key(parts: list[str] | None) -> dict[str, str]:
@@ -193,16 +176,11 @@ def _print(entry: dict[str, Any]) -> None:
     parts: list[str] = []
     if places := entry.get("concurrency"):
         parts.append(f"{places['used']} of {places['most']} at once")
-    for what in ("rate", "tokens"):
+    for what, unit in (("rate", "a minute"), ("tokens", "tokens a minute")):
         if rate := entry.get(what):
-            more = ""
+            parts.append(f"{rate['left']:,} left now of {rate['most']:,g} {unit}")
             if rate["next_at"]:
-                more = f", more at {format_time(rate['next_at'])}"
-            if what == "rate":
-                unit = "a minute"
-            else:
-                unit = "tokens a minute"
-            parts.append(f"{rate['left']:,} left now of {rate['most']:,g} {unit}{more}")
+                parts[-1] += f", more at {format_time(rate['next_at'])}"
     if budget := entry.get("budget"):
         left = max(0.0, budget["most"] - budget["spent"] - budget["held"])
         parts.append(

@@ -17,21 +17,19 @@ from perdure.cli.app import (
     Yes,
     add_listing,
     handle_in,
+    new_group,
     open_database,
     out,
     print_json,
     quote_id,
     require_consent,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
 
-memory = typer.Typer(
-    cls=Group, help="Look at, export and forget what is known of users.", no_args_is_help=True
-)
+memory = new_group("memory", "Look at, export and forget what is known of users.")
 
 
 def check_user(user: str | None) -> str | None:
@@ -70,11 +68,6 @@ Namespace = Annotated[
 ]
 
 
-@memory.callback()
-def group() -> None:
-    """Look at, export and forget what is known of users."""
-
-
 def list_memory(
     user: Annotated[
         str | None,
@@ -111,10 +104,10 @@ def list_memory(
             print_json({"thread": summary.thread, **summary.dump()})
         return
     for fact in facts:
-        ended = ""
+        line = f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_format_line(fact.text)}"
         if fact.known_until is not None:
-            ended = f" (until {fact.known_until:%Y-%m-%d})"
-        typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_format_line(fact.text)}{ended}")
+            line += f" (until {fact.known_until:%Y-%m-%d})"
+        typer.echo(line)
     for summary in summaries:
         typer.echo(f"thread {quote_id(summary.thread)}  {summary.at:%Y-%m-%d}  {_format_line(summary.text)}")
     if not facts and not summaries:
@@ -168,10 +161,7 @@ def forget(
         open_store(place) as kept,
     ):
         user_memory = Memory(kept.store(), user, root=root)
-        if id is None:
-            what = "all that is known of"
-        else:
-            what = f"{quote_id(id)} of"
+        what = "all that is known of" if id is None else f"{quote_id(id)} of"
         require_consent(f"Remove {what} the user {quote_id(user)}?", yes)
         if id is None:
             # Remove the turns first, so that no waiting turn adds memories during the removal.

@@ -16,14 +16,14 @@ from perdure.cli.app import (
     add_listing,
     json_text,
     make_legible,
+    new_group,
     print_all,
-    print_json,
+    print_result,
     quote_id,
     run_coroutine,
     say,
 )
 from perdure.cli.runs import Prefix, User, check_span, format_age, format_time, open_walk, parse_since
-from perdure.cli.suggestions import Group
 from perdure.errors import NotWaiting
 from perdure.model.records import Partition
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
     from perdure.runtime.threads.rows import ThreadRow
 
-questions = typer.Typer(
-    cls=Group, help="Look at the questions that wait for an answer, and answer them.", no_args_is_help=True
-)
+questions = new_group("questions", "Look at the questions that wait for an answer, and answer them.")
 
 _TEXT_MAX = 2000
 
@@ -146,23 +144,21 @@ def answer(
 
     partition = Partition(place.tenant, thread_id)
     with open_walk(place) as found:
-        given: Any
+        given: Any = value
         row = found.walk.database.run(load_row(partition))
         if row is None:
             raise missing_thread(partition)
-        if value is not None:
-            given = value if as_text else _parse_json_or_text(value)
-        else:
+        if value is not None and not as_text:
+            given = _parse_json_or_text(value)
+        elif value is None:
             asked = run_coroutine(_find_asked(found.walk, row, interrupt))
             given = _make_decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
         run_id = run_coroutine(
             open_questions.answer(found.database, partition, given, interrupt_id=interrupt, graph=graph)
         )
-    if as_json:
-        print_json({"thread_id": thread_id, "run_id": run_id})
-        return
-    say(f"{quote_id(thread_id)}: answered; it goes on as run {run_id}")
+    line = f"{quote_id(thread_id)}: answered; it goes on as run {run_id}"
+    print_result(as_json, {"thread_id": thread_id, "run_id": run_id}, line)
 
 
 async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -> AskedQuestion:
@@ -172,10 +168,10 @@ async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -
     found = await walk.database.arun(open_questions.load_questions(walk.database, walk.tenant, row))
     matching = [each for each in found if interrupt in (None, each.interrupt_id)]
     if not matching:
-        named = "" if interrupt is None else f" to {interrupt!r}"
-        raise NotWaiting(
-            f"thread {thread_id!r} waits for no answer{named}; `perdure questions ls` has those that do"
-        )
+        where = f"thread {thread_id!r} waits for no answer"
+        if interrupt is not None:
+            where += f" to {interrupt!r}"
+        raise NotWaiting(f"{where}; `perdure questions ls` has those that do")
     if len(matching) > 1:
         ids = ", ".join(str(each.interrupt_id) for each in matching)
         raise NotWaiting(f"thread {thread_id!r} waits for several answers; name one by --interrupt: {ids}")
@@ -214,28 +210,23 @@ def signal(
     from perdure.runtime.operations import open_questions
 
     with open_walk(place) as found:
-        given = None if value is None else _parse_json_or_text(value)
         try:
             sent = open_questions.give_signal(
                 found.database,
                 Partition(place.tenant, thread_id),
                 name,
-                given,
+                value and _parse_json_or_text(value),
                 key=key or None,
                 to_all=not one,
             )
             receipt = run_coroutine(sent)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-    if as_json:
-        print_json(receipt._asdict())
-        return
-    if receipt.run_id is None:
-        what = "kept until it waits for it"
-    else:
-        what = f"it goes on as run {receipt.run_id}"
-    again = ", as it had been before" if receipt.is_duplicate else ""
-    say(f"{quote_id(thread_id)}: {what}{again}")
+    line = f"{quote_id(thread_id)}: "
+    line += "kept until it waits for it" if receipt.run_id is None else f"it goes on as run {receipt.run_id}"
+    if receipt.is_duplicate:
+        line += ", as it had been before"
+    print_result(as_json, receipt._asdict(), line)
 
 
 def _parse_json_or_text(value: str) -> Any:

@@ -5,13 +5,10 @@ Content that people wrote is shown only on request.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
@@ -22,11 +19,14 @@ from perdure.cli.app import (
     handle_in,
     json_text,
     make_legible,
+    new_table,
     open_database,
     out,
-    print_json,
+    print_all,
+    print_table,
     quote_id,
     say,
+    track,
 )
 from perdure.cli.runs import cut_message, print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
@@ -66,14 +66,9 @@ def inbox(
     """List the messages of a thread, newest first, each with the run that took it."""
     from perdure.engine.queue import inbox as inboxes
 
-    partition = Partition(place.tenant, thread_id)
-
-    def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
-        return inboxes.read_latest(partition, count, last.message.seq if last else None)
-
-    found = _read_newest(place, partition, limit, page)
+    found = _read_newest(place, thread_id, limit, inboxes.read_latest, lambda each: each.message.seq)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
-    _print((_describe_message(each, text) for each in found), headings, "No messages.", as_json, text)
+    _print([_describe_message(each, text) for each in found], headings, "No messages.", as_json, text)
 
 
 def runs(
@@ -86,14 +81,9 @@ def runs(
     """List the runs of a thread, newest first, each with its messages, its state and its error."""
     from perdure.engine.queue import runs as running
 
-    partition = Partition(place.tenant, thread_id)
-
-    def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
-        return running.read_latest(partition, count, last.first if last else None)
-
-    found = _read_newest(place, partition, limit, page)
+    found = _read_newest(place, thread_id, limit, running.read_latest, lambda each: each.first)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
-    _print(map(_describe_run, found), headings, "No runs.", as_json)
+    _print([*map(_describe_run, found)], headings, "No runs.", as_json)
 
 
 def outbox(
@@ -107,14 +97,9 @@ def outbox(
     """List the replies of a thread, newest first, sent or not, with the provider's ids and errors."""
     from perdure.engine.queue import outbox as outboxes
 
-    partition = Partition(place.tenant, thread_id)
-
-    def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
-        return outboxes.read_replies(partition, count, last.seq if last else None)
-
-    found = _read_newest(place, partition, limit, page)
+    found = _read_newest(place, thread_id, limit, outboxes.read_replies, lambda each: each.seq)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
-    _print((_describe_reply(each, text) for each in found), headings, "No replies.", as_json, text)
+    _print([_describe_reply(each, text) for each in found], headings, "No replies.", as_json, text)
 
 
 def dead(
@@ -135,16 +120,12 @@ def dead(
 
     Send a reply again, or run a run again, with `perdure threads retry`.
     """
-    from rich.progress import track
-
     from perdure.engine.queue import inbox as inboxes
     from perdure.engine.queue.retries import find_repetitions
 
     rows: list[dict[str, Any]] = []
     with open_database(place) as database:
-        partitions = _choose_partitions(database, place.tenant, thread_id)
-        hidden = len(partitions) == 1 or not sys.stderr.isatty()
-        for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
+        for partition in track(_choose_partitions(database, place.tenant, thread_id), "Looking"):
             found = handle_in(database).run(inboxes.read_failures(partition))
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])
@@ -167,13 +148,10 @@ def dead(
     if as_json:
         _print(rows, (), "", as_json)
         return
-    for row in rows:
-        say(_format_given_up(row, text))
-    if not rows:
-        out.print("Nothing was given up.")
+    print_all(rows, as_json, lambda row: say(_format_given_up(row)), "Nothing was given up.")
 
 
-def _format_given_up(row: dict[str, Any], text: bool) -> str:
+def _format_given_up(row: dict[str, Any]) -> str:
     """Return a failed run or a reply on one line."""
     line = f"{quote_id(row['thread'])}  "
     if row["what"] == "reply":
@@ -182,12 +160,13 @@ def _format_given_up(row: dict[str, Any], text: bool) -> str:
     line += f"  {_format_cell(row.get('updated', row.get('created')))}"
     if row["channel"]:
         line += f"  to {quote_id(row['channel'])}"
-    if row.get("is_repeated"):
-        again = f" as {row['repeated_by']}" if row["repeated_by"] else ""
-        line += f"  (run again{again})"
+    if row.get("repeated_by"):
+        line += f"  (run again as {row['repeated_by']})"
+    elif row.get("is_repeated"):
+        line += "  (run again)"
     if row["error"]:
         line += f"  {cut_message(row['error'])}"
-    if text and "payload" in row:
+    if "payload" in row:
         line += f"  {make_legible(json_text(row['payload'], ascii_only=False))}"
     return line
 
@@ -296,13 +275,13 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
         if thread_id is not None:
             _refuse_unknown(database, partition, found.runs)
         for run in reversed(found.runs):
-            entry: dict[str, Any] = {"thread_id": partition.thread, "run_id": run.id, "outcome": "stays"}
             try:
                 entry = repeat_one(database, partition, run.id)
             except Unavailable:
                 raise
             except PerdureError as error:
-                entry["reason"] = error
+                names = {"thread_id": partition.thread, "run_id": run.id}
+                entry = {**names, "outcome": "stays", "reason": error}
             refused += entry["outcome"] == "stays"
             tried += entry["outcome"] == "accepted"
             print_rerun(entry, as_json=False)
@@ -322,18 +301,22 @@ def _choose_partitions(database: SyncDatabase, tenant: str, thread_id: str | Non
 
 def _read_newest(
     place: DataPlace,
-    partition: Partition,
+    thread_id: str,
     limit: int,
-    page: Callable[[int, R | None], Program[tuple[R, ...]]],
+    read_page: Callable[[Partition, int, int | None], Program[tuple[R, ...]]],
+    number_of: Callable[[R], int],
 ) -> list[R]:
-    """Return at most ``limit`` results of ``page``, read in parts, as each may be large."""
+    """Return at most ``limit`` entries of a thread's queue, the highest numbers first, read in pages, as each
+    may be large."""
+    partition, below = Partition(place.tenant, thread_id), None
     results: list[R] = []
     with open_database(place) as database:
         while count := min(limit - len(results), _PAGE):
-            found = handle_in(database).run(page(count, results[-1] if results else None))
+            found = handle_in(database).run(read_page(partition, count, below))
             results += found
             if len(found) < count:
                 break
+            below = number_of(found[-1])
         _refuse_unknown(database, partition, results)
     return results
 
@@ -348,20 +331,17 @@ def _refuse_unknown(database: SyncDatabase, partition: Partition, found: Sequenc
 
 def _describe_message(standing: Standing, text: bool) -> dict[str, Any]:
     message, run = standing.message, standing.run
-    row = {
+    return {
         "number": message.seq,
         "id": message.id,
         "accepted": _format_time(message.accepted_at),
         "graph": message.graph,
         "channel": message.channel,
         "mode": message.mode,
-        "state": run.state if run is not None else "pending",
-        "run": run.id if run is not None else None,
-        "bytes": _count_bytes(message.payload),
+        "state": "pending" if run is None else run.state,
+        "run": run and run.id,
+        **_describe_payload(message.payload, text),
     }
-    if text:
-        return {**row, "payload": message.payload}
-    return row
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
@@ -379,7 +359,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
 
 
 def _describe_reply(reply: Reply, text: bool) -> dict[str, Any]:
-    row = {
+    return {
         "number": reply.seq,
         "key": reply.id,
         "run": reply.run_id,
@@ -388,48 +368,39 @@ def _describe_reply(reply: Reply, text: bool) -> dict[str, Any]:
         "attempts": reply.attempts,
         "provider id": reply.provider_id,
         "created": _format_time(reply.created_at),
-        "bytes": _count_bytes(reply.payload),
         "error": reply.error,
+        **_describe_payload(reply.payload, text),
     }
-    if text:
-        return {**row, "payload": reply.payload}
-    return row
 
 
 def _print(
-    rows: Iterable[dict[str, Any]], headings: Sequence[str], nothing: str, as_json: bool, text: bool = False
+    rows: Sequence[dict[str, Any]], headings: Sequence[str], nothing: str, as_json: bool, text: bool = False
 ) -> None:
-    rows = list(rows)
-    if as_json:
-        for row in rows:
-            fields = {name.replace(" ", "_"): value for name, value in row.items()}
-            # Print without the console, which would break the line on a narrow screen.
-            print_json(fields)
-        return
-    if not rows:
-        out.print(nothing)
-        return
-    table = Table(box=None, pad_edge=False)
-    for heading in (*headings, *(("payload",) if text else ())):
+    if text:
+        headings = (*headings, "payload")
+    table = new_table(*headings)
+    for column in table.columns:
         # Ids are never cut; wide cells continue on the next line.
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        shown = {"since": row.get("updated", row.get("created")), **row}
-        cells = [shown.get(heading) for heading in headings]
-        if "error" in headings and (error := shown.get("error")):
-            cells[headings.index("error")] = cut_message(error)
+        column.overflow = "fold"
+
+    def cells(row: dict[str, Any]) -> Iterable[str]:
+        shown = {**row, "error": row.get("error") and cut_message(row["error"])}
         if text:
-            cells.append(json_text(row["payload"], ascii_only=False) if "payload" in row else None)
-        table.add_row(*(escape(_format_cell(cell)) for cell in cells))
-    out.print(table)
+            shown["payload"] = json_text(row["payload"], ascii_only=False)
+        return (_format_cell(shown.get(heading)) for heading in headings)
+
+    if as_json:
+        rows = [{name.replace(" ", "_"): value for name, value in row.items()} for row in rows]
+    print_table(rows, as_json, table, cells, nothing)
 
 
 def _format_cell(cell: Any) -> str:
     """Return a cell's text."""
     if cell is None:
         return ""
-    text = cell[:19] if isinstance(cell, _Time) else str(cell)
-    return make_legible(text, keep="\n")
+    if isinstance(cell, _Time):
+        return cell[:19]
+    return make_legible(str(cell), keep="\n")
 
 
 class _Time(str):
@@ -442,7 +413,10 @@ def _format_time(micros: int) -> _Time:
     return _Time(to_datetime(micros).isoformat(timespec="milliseconds"))
 
 
-def _count_bytes(payload: Any) -> int:
+def _describe_payload(payload: Any, text: bool) -> dict[str, Any]:
     from perdure.model.runs.messages import encode
 
-    return len(encode(payload, "payload"))
+    size = {"bytes": len(encode(payload, "payload"))}
+    if text:
+        return {**size, "payload": payload}
+    return size

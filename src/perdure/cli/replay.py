@@ -11,7 +11,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
-    err,
+    format_count,
     json_text,
     keys_of,
     make_legible,
@@ -19,6 +19,7 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
+    show_progress_bar,
     url_of,
     warn,
 )
@@ -105,15 +106,13 @@ def replay(
 async def _replay(
     database: SyncDatabase, agent: Agent, thread_id: str, options: ReplayOptions, *, is_quiet: bool
 ) -> ReplayReport:
-    from rich.progress import Progress
-
     from perdure.replay.run import replay as replay_thread
 
-    with Progress(console=err, transient=True, disable=is_quiet or not err.is_terminal) as progress:
-        task = progress.add_task(f"steps of {escape(quote_id(thread_id))}", total=None)
+    with show_progress_bar("steps", is_hidden=is_quiet) as bar:
+        task = bar.add_task(f"of {escape(quote_id(thread_id))}", total=None)
 
         def on_step(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+            bar.update(task, completed=done, total=total)
 
         return await replay_thread(database, agent, thread_id, options=options, on_step=on_step)
 
@@ -135,15 +134,11 @@ def _print(report: ReplayReport) -> None:
     for each in report.differences:
         out.print(f"{escape(name)}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
         _print_values(each)
-    if report.replayed == 1:
-        steps = "1 step"
-    else:
-        steps = f"{report.replayed} steps"
     if report.differences:
         first = report.differences[0]
         say(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}")
     elif report.replayed:
-        say(f"{name}: {steps} replayed, nothing differs")
+        say(f"{name}: {format_count(report.replayed, 'step')} replayed, nothing differs")
     else:
         warn(f"{name}: no step could be replayed")
     for number, reason in report.skipped:

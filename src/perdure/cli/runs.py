@@ -21,16 +21,17 @@ from perdure.cli.app import (
     format_count,
     handle_in,
     make_legible,
+    new_group,
     open_database,
     out,
     print_all,
     print_json,
+    print_result,
     quote_id,
     run_coroutine,
     say,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.model.times import to_datetime
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
     from perdure.runtime.operations.run_search import FoundRun, RunQuery
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-runs = typer.Typer(
-    cls=Group,
-    help="Look at the runs of all threads, find out why some failed, run them again, and stop them.",
-    no_args_is_help=True,
+runs = new_group(
+    "runs", "Look at the runs of all threads, find out why some failed, run them again, and stop them."
 )
 
 _MESSAGE_MAX = 100
@@ -211,10 +210,7 @@ def list_runs(
         listed = run_coroutine(first(found.walk, query, limit, faults.append))
     _print_faults(faults)
     for run in listed:
-        if as_json:
-            print_json(entries.run_entry(run))
-        else:
-            say(_format_run(run, found.now))
+        print_result(as_json, entries.run_entry(run), _format_run(run, found.now))
     if not listed and not as_json:
         say("No runs.")
 
@@ -283,8 +279,8 @@ def show(
         print_json(entry)
         return
     run, failure = detail.found.run, detail.found.failure
-    name = f"[bold]{escape(quote_id(run.id))}[/] of {escape(quote_id(detail.found.thread_id))}"
-    out.print(name, soft_wrap=True)
+    thread_id = escape(quote_id(detail.found.thread_id))
+    out.print(f"[bold]{escape(quote_id(run.id))}[/] of {thread_id}", soft_wrap=True)
     end = "last change" if run.state == "open" else "ended"
     line = f"{run.state}  graph {quote_id(run.graph)}"
     if run.graph_version is not None:
@@ -431,13 +427,12 @@ def stop(
         async with aclosing(stop_runs(walk, user=user, run_id=run_id, rollback=rollback)) as found:
             async for each in found:
                 count += 1
-                if as_json:
-                    print_json(each._asdict())
-                    continue
-                how = "is stopped" if each.was_open else "had not begun, and never does"
-                whose = "" if each.user is None else f" of {quote_id(each.user)}"
-                line = f"{quote_id(each.thread_id)}{whose}: run {quote_id(each.run_id)} {how}"
-                say(line)
+                line = quote_id(each.thread_id)
+                if each.user is not None:
+                    line += f" of {quote_id(each.user)}"
+                line += f": run {quote_id(each.run_id)} "
+                line += "is stopped" if each.was_open else "had not begun, and never does"
+                print_result(as_json, each._asdict(), line)
         return count
 
     with open_walk(place, prefix) as found:
@@ -486,18 +481,15 @@ def print_rerun(entry: dict[str, Any], as_json: bool) -> None:
 def _format_run(found: FoundRun, now: int) -> str:
     run, failure = found.run, found.failure
     line = f"{format_age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {quote_id(found.thread_id)}"
+    line += f"  {quote_id(run.graph)} "
     if run.state == "open":
-        took = f"for {format_duration(now - run.started_at)}"
+        line += f"for {format_duration(now - run.started_at)}"
     else:
-        took = f"took {format_duration(run.updated_at - run.started_at)}"
-    line += f"  {quote_id(run.graph)} {took}"
+        line += f"took {format_duration(run.updated_at - run.started_at)}"
     if found.user is not None:
         line += f"  of {quote_id(found.user)}"
     if run.state == "failed" and not found.stands:
-        if found.is_repeated:
-            line += "  (run again)"
-        else:
-            line += "  (the thread went on)"
+        line += "  (run again)" if found.is_repeated else "  (the thread went on)"
     if failure is not None:
         line += f"\n         {make_legible(failure.kind)}: {cut_message(failure.message)}"
         if failure.node is not None:

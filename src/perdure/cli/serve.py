@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Keys, err
+from perdure.cli.app import ConfigFile, Keys, ServedDb, err
 from perdure.cli.logs import LogLevel
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redact
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from perdure.server.config import Config
 
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-]
 Host = Annotated[str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")]
 Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")]
 Works = Annotated[
@@ -40,10 +35,7 @@ def serve(
         ),
     ] = None,
     *,
-    db: Annotated[
-        str | None,
-        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
-    ] = None,
+    db: ServedDb = None,
     config: ConfigFile = None,
     host: Host = None,
     port: Port = None,
@@ -113,9 +105,7 @@ def serve(
     with listener:
         if workers > 1:
             announce_ready()
-            level = log_level.upper()
-            code = serve_many(loaded, listener, workers, works=works, log_level=level)
-            if code:
+            if code := serve_many(loaded, listener, workers, works=works, log_level=log_level.upper()):
                 raise typer.Exit(code)
         else:
             run_server(loaded, listener, works=works, ready=announce_ready)
@@ -124,10 +114,7 @@ def serve(
 
 def announce_address(config: Config, port: int) -> None:
     """Print what a server serves and where, its database, and where its configuration is from."""
-    if ":" in config.http.host:
-        host = f"[{config.http.host}]"
-    else:
-        host = config.http.host
+    host = f"[{config.http.host}]" if ":" in config.http.host else config.http.host
     address = f"http://{host}:{port}{config.http.mount_prefix or ''}"
     err.print(f"[bold]Perdure[/] serves {escape(', '.join(config.graphs))} at {address}", soft_wrap=True)
     pages = [

@@ -6,9 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
-from perdure.cli.app import handle_in, out, quote_id, say
+from perdure.cli.app import format_known, handle_in, new_table, out, quote_id, say
 from perdure.cli.runs import format_duration
 
 if TYPE_CHECKING:
@@ -47,21 +46,18 @@ def print_agents(found: Mapping[str, Any]) -> None:
     if not found["subagents"]:
         return
     out.print("\n[bold]subagents[/]")
-    table = Table("name", "state", "since", "step", "asked for", "namespace", box=None, pad_edge=False)
+    table = new_table("name", "state", "since", "step", "asked for", "namespace")
     for each in found["subagents"]:
         nodes = ", ".join(map(quote_id, each["nodes"]))
-        step = "" if each["step"] is None else str(each["step"])
-        micros = each["began_at"]
+        since, now = "", time.time_ns() // 1000
         # A time that is ahead of this machine's clock is not shown.
-        if micros is None:
-            passed = 0
-        else:
-            passed = time.time_ns() // 1000 - micros
+        if each["began_at"] is not None and each["began_at"] < now:
+            since = f"{format_duration(now - each['began_at'])} ago"
         table.add_row(
             escape(quote_id(each["name"])),
             _STATES.get(each["state"], each["state"]),
-            f"{format_duration(passed)} ago" if passed > 0 else "",
-            escape(f"{step} {nodes}".strip()),
+            since,
+            escape(f"{format_known(each['step'])} {nodes}".strip()),
             escape(quote_id(each["task"])),
             escape(quote_id(each["namespace"])),
         )

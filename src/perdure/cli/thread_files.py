@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     handle_in,
     make_legible,
@@ -22,7 +24,8 @@ from perdure.cli.app import (
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
-    from perdure.langgraph.reading.thread_files import ThreadFile
+    from perdure.database.blocking import SyncDatabase
+    from perdure.model.records import Partition
 
 
 def files(
@@ -32,59 +35,62 @@ def files(
     ] = None,
     *,
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
-    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    namespace: Namespace = "",
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the files that an agent keeps in its state, as deep agents do, or print the text of one."""
-    from perdure.langgraph.reading.thread_files import load_file, load_files
-
-    listed: list[ThreadFile] = []
-    parts: list[str] = []
-    after, start = "", 0
     with open_database(place) as database:
-        handle = handle_in(database)
-        partition = handle.partition(thread_id)
+        partition = handle_in(database).partition(thread_id)
         if path is None:
             database.show(thread_id, checkpoint, namespace)
-        # Read all of one checkpoint, even if others are stored meanwhile.
-        read_checkpoint = checkpoint
-        while path is None:
-            page = handle.run(
-                load_files(
-                    partition, handle.digest, namespace=namespace, checkpoint_id=read_checkpoint, after=after
-                )
-            )
-            listed += page.files
-            if page.cursor is None:
-                break
-            read_checkpoint, after = page.checkpoint_id, page.cursor
-        while path is not None:
-            found = handle.run(
-                load_file(
-                    partition,
-                    handle.digest,
-                    path,
-                    namespace=namespace,
-                    checkpoint_id=read_checkpoint,
-                    start=start,
-                )
-            )
-            if not found.file.is_text:
-                raise BadSetting(f"{path!r} is not text; a program has it in the state, under `files`")
-            read_checkpoint = found.checkpoint_id
-            parts.append(found.text)
-            start += len(found.text)
-            if start >= found.length:
-                break
+            listed = _list_files(database, partition, namespace, checkpoint)
+        else:
+            text = _read_file(database, partition, namespace, checkpoint, path)
     if path is None:
-        entries = [each._asdict() for each in listed]
         table = new_table("path", "bytes", "changed")
-        print_table(entries, as_json, table, _make_row, "the state of this thread has no files")
+        print_table(listed, as_json, table, _make_row, "the state of this thread has no files")
     elif as_json:
-        print_json({"thread_id": thread_id, "path": path, "text": "".join(parts)})
+        print_json({"thread_id": thread_id, "path": path, "text": text})
     else:
-        sys.stdout.write(make_legible("".join(parts), keep="\n\t") + "\n")
+        sys.stdout.write(make_legible(text, keep="\n\t") + "\n")
+
+
+# Both read all of one checkpoint, even if others are stored meanwhile.
+
+
+def _list_files(
+    database: SyncDatabase, partition: Partition, namespace: str, checkpoint: str | None
+) -> list[dict[str, Any]]:
+    from perdure.langgraph.reading.thread_files import load_files
+
+    handle = handle_in(database)
+    listed: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = handle.run(
+            load_files(partition, handle.digest, namespace=namespace, checkpoint_id=checkpoint, after=after)
+        )
+        listed += (each._asdict() for each in page.files)
+        checkpoint, after = page.checkpoint_id, page.cursor
+    return listed
+
+
+def _read_file(
+    database: SyncDatabase, partition: Partition, namespace: str, checkpoint: str | None, path: str
+) -> str:
+    from perdure.langgraph.reading.thread_files import load_file
+
+    handle = handle_in(database)
+    read = partial(load_file, partition, handle.digest, path, namespace=namespace)
+    text = ""
+    while True:
+        part = handle.run(read(checkpoint_id=checkpoint, start=len(text)))
+        if not part.file.is_text:
+            raise BadSetting(f"{path!r} is not text; a program has it in the state, under `files`")
+        checkpoint, text = part.checkpoint_id, text + part.text
+        if len(text) >= part.length:
+            return text
 
 
 def _make_row(file: dict[str, Any]) -> tuple[str, str, str]:

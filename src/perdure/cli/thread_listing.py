@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,7 +13,6 @@ import typer
 from perdure.cli.app import (
     AsJson,
     DataPlace,
-    err,
     format_count,
     handle_in,
     make_legible,
@@ -25,6 +23,7 @@ from perdure.cli.app import (
     read_local_prices,
     run_coroutine,
     say,
+    track,
     warn,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, format_age, open_walk, parse_since
@@ -119,7 +118,9 @@ def list_threads(
 
     with open_walk(place, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None and status is None)  # type: ignore[arg-type]
-        prices = NO_PRICES if cost is None else read_local_prices()
+        prices = NO_PRICES
+        if cost is not None:
+            prices = read_local_prices()
         query = ThreadQuery(
             title=title,
             user=user,
@@ -133,11 +134,11 @@ def list_threads(
         )
 
         def show(match: ThreadMatch, row: ThreadRow, number: int) -> None:
-            size = None
-            if sizes:
-                size = _count_bytes(found.database, row.thread_id)
+            size = _count_bytes(found.database, row.thread_id) if sizes else None
             if as_json:
-                entry = _make_entry(row, size, sizes)
+                entry = _make_entry(row)
+                if sizes:
+                    entry["bytes"] = size
                 if match.cost is not None:
                     entry |= {"cost": match.cost, "currency": prices.currency}
                 if user is not None:
@@ -147,17 +148,18 @@ def list_threads(
                 print_json(entry)
                 return
             if number == 1:
-                measured = ""
-                if sizes:
-                    measured = f"{'bytes':>{_BYTES_WIDTH}}  "
-                typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
-            line = _format_thread(row, found.now, size, sizes, match.users)
+                typer.echo(_align("age", "status", "bytes", sizes) + "thread")
+            status = row.status if row.fault is None else _UNREADABLE
+            # A thread whose first message still waits has no time of a change.
+            age = format_age(found.now - row.updated_at) if row.updated_at else ""
+            line = _align(age, status, "?" if size is None else f"{size:,}", sizes)
+            line += _name_thread(row, match.users)
             if match.cost is not None:
                 line += f"  cost {money(match.cost, prices.currency)}"
             typer.echo(line)
             if match.excerpt:
-                said_by = f"{make_legible(match.speaker)}: " if match.speaker else ""
-                typer.echo(f"  {said_by}{make_legible(match.excerpt)}")
+                spoken = [match.speaker, match.excerpt] if match.speaker else [match.excerpt]
+                typer.echo(f"  {': '.join(map(make_legible, spoken))}")
 
         count = run_coroutine(_list_matching(walk, query, limit, show))
     if not count and not as_json:
@@ -184,18 +186,19 @@ async def _list_matching(
     return count
 
 
-def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool, users: Set[str]) -> str:
-    """Return a thread on one line, with ``users`` or else the one whom its metadata name."""
+def _align(age: str, status: str, size: str, sizes: bool) -> str:
+    """Return the beginning of a line of the listing, with the size if sizes are shown."""
+    line = f"{age:<{_AGE_WIDTH}}  {status:<{_STATUS_WIDTH}}  "
+    if sizes:
+        line += f"{size:>{_BYTES_WIDTH}}  "
+    return line
+
+
+def _name_thread(row: ThreadRow, users: Set[str]) -> str:
+    """Return a thread's id, title and users: ``users``, or else the one whom its metadata name."""
     from perdure.runtime.threads.user_and_title import find_title, find_user
 
-    shown = _UNREADABLE if row.fault is not None else row.status
-    measured = ""
-    if sizes:
-        measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
-    # A thread whose first message still waits has no time of a change.
-    changed = format_age(now - row.updated_at) if row.updated_at else ""
-    line = f"{changed:<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
-    line += quote_id(row.thread_id)
+    line = quote_id(row.thread_id)
     if title := find_title(row.metadata):
         line += f"  {make_legible(title[:_TITLE_MAX])}"
     if not users and (user := find_user(row.metadata)) is not None:
@@ -218,14 +221,11 @@ def top(
     store and indexes, too; its size is not known on each kind of database. With --json the sums are in the
     last line.
     """
-    from rich.progress import track
-
     total = count = 0
 
     def measure_each(database: SyncDatabase, names: list[str]) -> Iterator[tuple[int, str, str]]:
         nonlocal total, count
-        hidden = as_json or not sys.stderr.isatty()
-        for name in track(names, "Measuring", console=err, transient=True, disable=hidden):
+        for name in track(names, "Measuring", is_hidden=as_json):
             try:
                 measured = database.measure(name)
             except (Corrupt, Contention) as error:
@@ -257,25 +257,24 @@ def top(
     say(THREAD_BYTES)
 
 
-def _make_entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
+def _make_entry(row: ThreadRow) -> dict[str, Any]:
     from perdure.runtime.threads.user_and_title import find_title, find_user
 
     entry = {
         "thread_id": row.thread_id,
-        "updated_at": _format_iso(row.updated_at),
-        "created_at": _format_iso(row.created_at),
+        "updated_at": format_iso(row.updated_at),
+        "created_at": format_iso(row.created_at),
         "status": row.status,
         "title": find_title(row.metadata),
         "user": find_user(row.metadata),
     }
     if row.fault is not None:
         entry["error"] = str(row.fault)
-    if sizes:
-        return {**entry, "bytes": size}
     return entry
 
 
-def _format_iso(micros: int) -> str | None:
+def format_iso(micros: int) -> str | None:
+    """Return a time in microseconds since 1970 in ISO 8601, ``None`` for 0."""
     if micros:
         return to_datetime(micros).isoformat()
     return None

@@ -6,15 +6,25 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
-from perdure.cli.app import handle_in, make_legible, out, quote_id, read_local_prices
+from perdure.cli.app import (
+    format_count,
+    handle_in,
+    make_legible,
+    new_table,
+    out,
+    quote_id,
+    read_local_prices,
+)
 from perdure.cli.runs import format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from rich.table import Table
 
     from perdure.database.blocking import SyncDatabase
+    from perdure.runtime.operations.open_questions import AskedQuestion
 
 _UNPRICED_MAX = 3
 
@@ -36,17 +46,15 @@ def read_way(
     handle, prices = handle_in(database), read_local_prices()
     partition = handle.partition(thread_id)
     before = None
-    if checkpoint is not None:
-        record = handle.run(history.find(partition, namespace, checkpoint))
-        before = None if record is None else record.seq + 1
+    if checkpoint is not None and (record := handle.run(history.find(partition, namespace, checkpoint))):
+        before = record.seq + 1
     page = handle.run(load_steps(partition, handle.digest, namespace, before, limit))
     messages = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
-    row = handle.run(load_row(partition))
-    open_now = None
-    if row:
-        open_now = open_questions.load_questions(handle, partition.tenant, row, with_waits=True)
+    asked: Sequence[AskedQuestion] = ()
+    if row := handle.run(load_row(partition)):
+        asked = handle.run(open_questions.load_questions(handle, partition.tenant, row, with_waits=True))
     return {
-        **entries.wait_entries(() if open_now is None else handle.run(open_now)),
+        **entries.wait_entries(asked),
         "title": handle.run(load_title(partition, handle.digest)),
         "authors": {each["id"]: each["node"] for each in messages.messages if each["id"] and each["node"]},
         "way": way_of(reversed(page.steps)),
@@ -63,12 +71,10 @@ def print_way(found: Mapping[str, Any], *, is_latest: bool = True) -> None:
     steps = [step for step in found["steps"] if step["tasks"] or step["source"] != "loop"]
     if not steps:
         return
-    way = " → ".join(_join_nodes(nodes) for nodes in found["way"])
-    if way:
-        out.print(
-            f"\n[bold]path[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
-        )
-    table = Table("step", "node", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
+    if way := [*filter(None, map(_join_nodes, found["way"]))]:
+        earlier = ["…"] * found["has_earlier_steps"]
+        out.print(f"\n[bold]path[/] {escape(' → '.join([*earlier, *way]))}", soft_wrap=True)
+    table = new_table("step", "node", "took", "tokens in", "out", "cost", "")
     notes = {"asked": "waits for an answer", "failed": "failed", "open": "not over"}
     if found["waits"] and not found["asks"]:
         notes["asked"] = "waits"
@@ -76,10 +82,10 @@ def print_way(found: Mapping[str, Any], *, is_latest: bool = True) -> None:
         _add_step(table, step, 0, notes)
     out.print(table)
     for wait in found["waits"]:
-        until = ""
+        line = f"[bold]waits{now}[/] {escape(make_legible(wait['text']))}"
         if wait["until"]:
-            until = f"  until {format_time(wait['until'])}"
-        out.print(f"[bold]waits{now}[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
+            line += f"  until {format_time(wait['until'])}"
+        out.print(line, soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
         out.print(f"[bold]tokens{now}[/] {escape(_describe_usage(usage))}", soft_wrap=True)
@@ -107,20 +113,14 @@ def _add_task(
     table: Table, task: Mapping[str, Any], number: str, depth: int, notes: Mapping[str, str]
 ) -> None:
     began, ended, usage = task["began_at"], task["ended_at"], task["usage"]
-    if began is None or ended is None:
-        took = ""
-    else:
+    took = tokens_in = tokens_out = ""
+    if began is not None and ended is not None:
         took = format_duration(ended - began)
-    name = quote_id(task["node"] or "a task")
-    table.add_row(
-        number,
-        f"{'  ' * depth}{escape(name)}",
-        took,
-        f"{usage['input']:,}" if usage["calls"] else "",
-        f"{usage['output']:,}" if usage["calls"] else "",
-        _format_cost(usage),
-        notes.get(task["state"], ""),
-    )
+    if usage["calls"]:
+        tokens_in, tokens_out = f"{usage['input']:,}", f"{usage['output']:,}"
+    name = f"{'  ' * depth}{escape(quote_id(task['node'] or 'a task'))}"
+    note = notes.get(task["state"], "")
+    table.add_row(number, name, took, tokens_in, tokens_out, _describe_cost(usage), note)
     for step in task["steps"]:
         _add_step(table, step, depth + 1, notes)
     if task["is_cut"]:
@@ -139,28 +139,34 @@ def _join_nodes(nodes: list[str]) -> str:
 
 
 def _describe_usage(usage: Mapping[str, Any]) -> str:
-    calls = usage["calls"]
-    line = f"{usage['input']:,} in, {usage['output']:,} out, in {calls:,} {'call' if calls == 1 else 'calls'}"
+    line = f"{usage['input']:,} in, {usage['output']:,} out, in {format_count(usage['calls'], 'call')}"
     details = [
         f"{usage[key]:,} {words}"
         for key, words in (("cache_read", "from a cache"), ("reasoning", "of reasoning"))
         if usage[key]
     ]
-    line += f" ({', '.join(details)})" if details else ""
+    if details:
+        line += f" ({', '.join(details)})"
     if usage["cost"] is not None:
-        line += f"; cost {_format_cost(usage)}"
+        line += f"; cost {_describe_cost(usage)}"
     if usage["unpriced"]:
-        shown = ", ".join(map(quote_id, usage["unpriced"][:_UNPRICED_MAX]))
-        line += f"; no price for {shown}{', …' if len(usage['unpriced']) > _UNPRICED_MAX else ''}"
+        line += f"; no price for {', '.join(map(quote_id, usage['unpriced'][:_UNPRICED_MAX]))}"
+        if len(usage["unpriced"]) > _UNPRICED_MAX:
+            line += ", …"
     return line
 
 
-def _format_cost(usage: Mapping[str, Any]) -> str:
+def _describe_cost(usage: Mapping[str, Any]) -> str:
     if usage["cost"] is None:
         return ""
     return money(usage["cost"], usage["currency"])
 
 
-def money(cost: float, currency: str) -> str:
+def format_cost(cost: float) -> str:
     """Return a cost as people write it: 0.000084, not 8.4e-05."""
-    return f"{Decimal(f'{cost:.4g}'):,f} {quote_id(currency)}"
+    return f"{Decimal(f'{cost:.4g}'):,f}"
+
+
+def money(cost: float, currency: str) -> str:
+    """Return a cost with its currency."""
+    return f"{format_cost(cost)} {quote_id(currency)}"

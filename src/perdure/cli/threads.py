@@ -7,31 +7,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     Yes,
     add_listing,
     check_new_id,
     collect_fields,
+    format_known,
     json_text,
     make_legible,
+    new_group,
+    new_table,
     open_database,
     out,
     print_json,
+    print_result,
     quote_id,
     require_consent,
     say,
     warn,
 )
 from perdure.cli.care import DryRun, prune_threads
-from perdure.cli.data.diff import checkpoint_id, diff
+from perdure.cli.data.diff import checkpoint_id, diff, find_message
 from perdure.cli.questions import signal
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
-from perdure.cli.suggestions import Group
 from perdure.cli.thread_agents import print_agents, read_agents
 from perdure.cli.thread_files import files
 from perdure.cli.thread_listing import list_threads, top
@@ -45,10 +48,7 @@ if TYPE_CHECKING:
 
     from perdure.langgraph.reading.plain_reading import ChannelView
 
-threads = typer.Typer(
-    cls=Group, help="Look at threads and their queues, tag and prune them.", no_args_is_help=True
-)
-Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
+threads = new_group("threads", "Look at threads and their queues, tag and prune them.")
 add_listing(threads, list_threads)
 for command in (top, diff, files, inbox, runs, outbox, dead, retry, stuck, signal):
     threads.command()(command)
@@ -83,22 +83,18 @@ def show(
         channels = [collect_fields(each) for each in view.channels]
         print_json({"thread_id": thread_id, **entry, "channels": channels, **way, **agents})
         return
-    title = ""
-    if way["title"]:
-        title = f"  {'' if checkpoint is None else 'title now: '}{escape(quote_id(way['title']))}"
-    out.print(f"[bold]{escape(quote_id(thread_id))}[/]{title}", soft_wrap=True)
+    line = f"[bold]{escape(quote_id(thread_id))}[/]  "
+    if way["title"] and checkpoint is not None:
+        line += "title now: "
+    out.print(f"{line}{escape(quote_id(way['title'] or ''))}".rstrip(), soft_wrap=True)
     say(f"checkpoint {view.checkpoint_id}")
-    tags = ""
+    line = f"{view.created_at}  source {quote_id(view.source or '')}  step {view.step}"
     if view.tags:
-        tags = f"  tags {', '.join(map(quote_id, view.tags))}"
-    line = f"{view.created_at}  source {quote_id(view.source or '')}  step {view.step}{tags}"
+        line += f"  tags {', '.join(map(quote_id, view.tags))}"
     say(line)
-    table = Table("channel", "bytes", "items", box=None, pad_edge=False)
+    table = new_table("channel", "bytes", "items")
     for channel in view.channels:
-        length = ""
-        if channel.length is not None:
-            length = str(channel.length)
-        table.add_row(escape(quote_id(channel.name)), f"{channel.size:,}", length)
+        table.add_row(escape(quote_id(channel.name)), f"{channel.size:,}", format_known(channel.length))
     out.print(table)
     say("The bytes are those of this checkpoint's values; checkpoints share what did not change.")
     for task, name, _ in view.pending:
@@ -127,15 +123,13 @@ def history(
             del entry["channels"], entry["pending"]  # they are not read here
             print_json(entry)
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("checkpoint", no_wrap=True)
-    for heading in ("parent", "step", "source", "created", "updated", "tags"):
-        table.add_column(heading)
+    table = new_table("checkpoint", "parent", "step", "source", "created", "updated", "tags")
+    table.columns[0].no_wrap = True
     for view in views:
         table.add_row(
             view.checkpoint_id,
             (view.parent_id or "")[-12:],
-            "" if view.step is None else str(view.step),
+            format_known(view.step),
             escape(quote_id(view.source or "")),
             view.created_at[:19],
             escape(", ".join(map(quote_id, view.updated or ()))),
@@ -168,10 +162,7 @@ def digest(
                 continue
             if not found.checkpoints and not found.writes:
                 raise missing_thread(Partition(place.tenant, name))
-            if as_json:
-                print_json({"thread_id": name, "digest": found.hex})
-            else:
-                say(f"{found.hex}  {quote_id(name)}")
+            print_result(as_json, {"thread_id": name, "digest": found.hex}, f"{found.hex}  {quote_id(name)}")
     if unreadable:
         raise typer.Exit(1)
 
@@ -217,8 +208,6 @@ def fork(
     The checkpoints after it stay as a branch. With --into the thread itself is left as it is. Refused while a
     run of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
-    if into == "":
-        raise typer.BadParameter("the copy needs an id that is not empty", param_hint="--into")
     with open_database(place) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
         if into is not None:
@@ -234,10 +223,8 @@ def fork(
                     f"`perdure threads fork {shlex.quote(quote_id(into))} {source}`, or delete it"
                 )
             raise
-    if as_json:
-        print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})
-        return
-    say(f"{quote_id(target)}: goes on from {source} as {forked}")
+    line = f"{quote_id(target)}: goes on from {source} as {forked}"
+    print_result(as_json, {"thread_id": target, "checkpoint_id": forked, "copy_of": source}, line)
 
 
 @threads.command()
@@ -288,19 +275,16 @@ def delete(
 
 def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
     """Print the messages of a channel, if it holds any, with the nodes that wrote them."""
-    items = channel.value if isinstance(channel.value, list) else []
-    for item in items:
-        inner = item.get("value") if isinstance(item, dict) else None
-        if not isinstance(inner, dict) or "content" not in inner or "type" not in inner:
-            continue
-        content = inner["content"]
-        if isinstance(content, str):
-            text = content
-        else:
-            text = json_text(content)
-        node = authors.get(str(inner.get("id")))
-        by = f" by {escape(quote_id(node))}" if node else ""
-        out.print(f"\n[bold]{escape(quote_id(str(inner['type'])))}[/]{by}")
+    if not isinstance(channel.value, list):
+        return
+    for inner in filter(None, map(find_message, channel.value)):
+        text = inner["content"]
+        if not isinstance(text, str):
+            text = json_text(text)
+        line = f"\n[bold]{escape(quote_id(str(inner['type'])))}[/]"
+        if node := authors.get(str(inner.get("id"))):
+            line += f" by {escape(quote_id(node))}"
+        out.print(line)
         if text:
             out.print(escape(make_legible(text, keep="\n\t")))
         for call in inner.get("tool_calls") or ():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,12 +28,13 @@ from perdure.cli.app import (
     warn,
 )
 from perdure.cli.runs import Since, format_age, format_duration, format_time, open_walk, parse_since
+from perdure.cli.thread_steps import format_cost
 
 if TYPE_CHECKING:
     from perdure.runtime.operations.node_times import NodeTimes
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS = " ▁▂▃▄▅▆▇█"
 _EVERY_S = 2.0
 _PART_S = 1.0
 _LONG_US = 60_000_000
@@ -117,7 +116,7 @@ def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
 def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
     with open_walk(place) as opened:
         times, examined, unreadable = run_coroutine(
-            _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_shown=not as_json)
+            _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_hidden=as_json)
         )
     if unreadable:
         warn(f"{format_count(unreadable, 'thread')} cannot be read: run perdure fsck")
@@ -135,20 +134,19 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
         say(f"{format_count(examined, 'thread')} examined.")
 
 
-async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:
+async def _read_nodes(walk: ThreadWalk, since: int, *, is_hidden: bool) -> tuple[NodeTimes, int, int]:
     """Return the times of nodes in all threads, and how many threads were examined and how many of them could
     not be read."""
     from perdure.runtime.operations.node_times import NodeTimes, read_part
 
     times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
-    with show_progress_bar("threads") if is_shown else nullcontext() as bar:
-        task = None if bar is None else bar.add_task("Reading steps", total=None)
+    with show_progress_bar("threads", is_hidden=is_hidden) as bar:
+        task = bar.add_task("Reading steps", total=None)
         while True:
             part = await read_part(walk, since, cursor, _PART_S)
             times.merge(part.times)
             examined, unreadable = examined + part.examined, unreadable + part.unreadable
-            if bar is not None and task is not None:
-                bar.update(task, completed=examined)
+            bar.update(task, completed=examined)
             if part.cursor is None:
                 return times, examined, unreadable
             cursor = part.cursor
@@ -156,10 +154,11 @@ async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[
 
 def _format_overview(found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
-    full_minute = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
-    oldest = (
-        "" if queue["oldest"] is None else f", the oldest for {format_age(found['now'] - queue['oldest'])}"
-    )
+    full_minute = found["minutes"][-2:][0]
+    oldest, waited = "", 0
+    if queue["oldest"] is not None:
+        waited = found["now"] - queue["oldest"]
+        oldest = f", the oldest for {format_age(waited)}"
     known = [f"{threads[name]} {name}" for name in ("failed", "interrupted") if threads[name] is not None]
     if threads["asleep"]:
         known.append(f"of which {threads['asleep']} wait for a time or a signal")
@@ -168,7 +167,10 @@ def _format_overview(found: dict[str, Any]) -> str:
         f"{hour['failed']} failed  {day['runs']} in the last day, {day['failed']} failed",
         f"waiting {queue['due']}{oldest}  under way {queue['under_way']}  replies {queue['replies']}  "
         f"scheduled {queue['scheduled']}  {'  '.join(known)}".rstrip(),
-        *([_WHY_WAITING] if queue["oldest"] and found["now"] - queue["oldest"] > _LONG_US else []),
+    ]
+    if waited > _LONG_US:
+        lines.append(_WHY_WAITING)
+    lines += [
         f"hour  {_draw_sparkline(found['minutes'])}",
         f"day   {_draw_sparkline(found['hours'])}",
         f"latency in the last hour  to the end {_format_latency(hour['end'])}  "
@@ -177,49 +179,54 @@ def _format_overview(found: dict[str, Any]) -> str:
         f"in the last 30 days  {_describe_usage(found['month'])}",
         "",
     ]
-    for title, entries, name in (("graph", hour["graphs"], "graph"), ("user", hour["users"], "user")):
+    for title, counts, names, entries, describe in (
+        ("graph", ("runs", "failed"), ("graph",), hour["graphs"], _describe_graph),
+        ("user", ("runs", "failed"), ("user",), hour["users"], _describe_calls),
+        (
+            "version of a graph, last day",
+            ("runs", "failed"),
+            ("graph", "version"),
+            day["versions"],
+            lambda each: f"  since about {format_age(found['now'] - each['since'])} ago",
+        ),
+        ("model", ("calls",), ("model",), hour["models"], _describe_calls),
+        ("error", ("runs",), ("kind",), hour["errors"], lambda each: ""),
+    ):
         if entries:
-            lines.append(f"[bold]{title:<30}{'runs':>8}{'failed':>8}[/]")
+            lines.append(f"[bold]{title:<30}{''.join(f'{count:>8}' for count in counts)}[/]")
             for each in entries[:10]:
-                shown = quote_id(each[name]) if each[name] is not None else "all others"
-                line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
-                if name == "graph":
-                    line += (
-                        f"  end {_format_latency(each['end'])}  first token {_format_latency(each['first'])}"
-                    )
-                lines.append(line + (f"  {_describe_usage(each)}" if each["calls"] else ""))
+                shown = " ".join(_format_name(each[name]) for name in names)
+                numbers = "".join(f"{each[count]:>8}" for count in counts)
+                lines.append(f"{_column(shown)}{numbers}{describe(each)}")
             lines.append("")
-    if day["versions"]:
-        lines.append(f"[bold]{'version of a graph, last day':<30}{'runs':>8}{'failed':>8}[/]")
-        for each in day["versions"][:10]:
-            shown = f"{quote_id(each['graph'] or 'all others')} {quote_id(each['version'] or 'all others')}"
-            line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
-            lines.append(f"{line}  since about {format_age(found['now'] - each['since'])} ago")
-        lines.append("")
-    if hour["models"]:
-        lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")
-        for each in hour["models"][:10]:
-            shown = quote_id(each["model"]) if each["model"] is not None else "all others"
-            lines.append(f"{_column(shown)}{each['calls']:>8}  {_describe_usage(each)}")
-        lines.append("")
-    if hour["errors"]:
-        lines.append(f"[bold]{'error':<30}{'runs':>8}[/]")
-        for each in hour["errors"][:10]:
-            shown = quote_id(each["kind"]) if each["kind"] is not None else "all others"
-            lines.append(f"{_column(shown)}{each['runs']:>8}")
     if not found["is_whole"]:
         lines.append("There is more than was counted: counts end at 1,000.")
     return "\n".join(lines).rstrip()
 
 
+def _format_name(name: str | None) -> str:
+    if name is None:
+        return "all others"
+    return quote_id(name)
+
+
+def _describe_graph(each: dict[str, Any]) -> str:
+    times = f"  end {_format_latency(each['end'])}  first token {_format_latency(each['first'])}"
+    return f"{times}{_describe_calls(each)}"
+
+
+def _describe_calls(each: dict[str, Any]) -> str:
+    if each["calls"]:
+        return f"  {_describe_usage(each)}"
+    return ""
+
+
 def _describe_usage(found: dict[str, Any]) -> str:
     """Return the tokens of calls of models, and their cost where it is known."""
     shown = f"{found['input_tokens']:,} tokens in, {found['output_tokens']:,} out"
-    # As a person would write it: 0.000084, not 8.4e-05.
-    cost = found["cost"]
-    if cost is None:
+    if found["cost"] is None:
         return shown
-    return f"{shown}, cost {Decimal(f'{cost:.4g}'):,f}"
+    return f"{shown}, cost {format_cost(found['cost'])}"
 
 
 def _column(name: str) -> str:
@@ -229,9 +236,8 @@ def _column(name: str) -> str:
 
 def _draw_sparkline(slots: list[dict[str, Any]]) -> str:
     most = max((slot["runs"] for slot in slots), default=0)
-    bars = "".join(
-        " " if not slot["runs"] else _BARS[-(-slot["runs"] * len(_BARS) // most) - 1] for slot in slots
-    )
+    height = len(_BARS) - 1
+    bars = "".join(_BARS[-(-slot["runs"] * height // (most or 1))] for slot in slots)
     return f"[green]{bars}[/]  at most {most}"
 
 

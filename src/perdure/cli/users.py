@@ -17,9 +17,11 @@ from perdure.cli.app import (
     add_listing,
     format_count,
     handle_in,
+    new_group,
     new_table,
     open_database,
     print_json,
+    print_result,
     print_table,
     quote_id,
     require_consent,
@@ -29,19 +31,15 @@ from perdure.cli.app import (
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import Since, open_walk, parse_since
-from perdure.cli.suggestions import Group
-from perdure.cli.thread_listing import THREAD_BYTES
+from perdure.cli.thread_listing import THREAD_BYTES, format_iso
 from perdure.errors import NotFound
-from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.runtime.operations.user_removal import RemovalTerms, UserData
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-users = typer.Typer(
-    cls=Group, help="Look at what users use and what is stored of one, and remove it.", no_args_is_help=True
-)
+users = new_group("users", "Look at what users use and what is stored of one, and remove it.")
 
 
 class Period(StrEnum):
@@ -99,18 +97,17 @@ def show(
         sums = {"threads": 0, "shared": 0, "runs": 0, "bytes": 0}
 
         def print_thread(entry: dict[str, Any]) -> None:
-            sums["shared" if entry["others"] else "threads"] += 1
-            sums["runs"] += 0 if entry["others"] else entry["runs"]
-            sums["bytes"] += 0 if entry["others"] else entry["bytes"] or 0
-            if as_json:
-                print_json(entry)
-                return
             size = "?" if entry["bytes"] is None else f"{entry['bytes']:,}"
             line = f"{entry['status']:<11}  {format_count(entry['runs'], 'run'):>9}  {size:>15} bytes"
             line += f"  {quote_id(entry['thread_id'])}"
             if entry["others"]:
                 line += f"  stays, as it is also of {', '.join(map(quote_id, entry['others']))}"
-            say(line)
+                sums["shared"] += 1
+            else:
+                sums["threads"] += 1
+                sums["runs"] += entry["runs"]
+                sums["bytes"] += entry["bytes"] or 0
+            print_result(as_json, entry, line)
 
         earliest = parse_since(since, found.now)
         run_coroutine(_show_threads(found.walk, user, earliest, print_thread))
@@ -134,8 +131,10 @@ def show(
         format_count(sums["shared"], "shared thread"),
         f"{format_count(stored['items'], 'item')} in the store",
     ]
-    changed = "" if since is None else " (of the threads only those that changed in this time)"
-    say(f"goes with {quote_id(user)}{changed}: {', '.join(goes)}")
+    whose = quote_id(user)
+    if since is not None:
+        whose += " (of the threads only those that changed in this time)"
+    say(f"goes with {whose}: {', '.join(goes)}")
     say(f"stays: {', '.join(stays)}")
     say(THREAD_BYTES)
 
@@ -151,16 +150,13 @@ async def _show_threads(
         async for step in steps:
             if step.row is None:
                 continue
-            thread_id, others = step.row.thread_id, step.users - {user}
-            changed = to_datetime(step.row.updated_at).isoformat() if step.row.updated_at else None
-            show_one(
-                {
-                    "thread_id": thread_id,
-                    "status": step.row.status,
-                    "updated_at": changed,
-                    **await describe_user_thread(walk, thread_id, others),
-                }
-            )
+            row, others = step.row, step.users - {user}
+            entry = {
+                "thread_id": row.thread_id,
+                "status": row.status,
+                "updated_at": format_iso(row.updated_at),
+            }
+            show_one({**entry, **await describe_user_thread(walk, row.thread_id, others)})
 
 
 def delete(
@@ -204,12 +200,7 @@ def delete(
             await saver.adelete_thread(thread_id)
             return True
 
-        terms = RemovalTerms(
-            data,
-            remove_thread,
-            remove_thread,
-            partial(_end_runs, found.walk, user),
-        )
+        terms = RemovalTerms(data, remove_thread, remove_thread, partial(_end_runs, found.walk, user))
         threads, known, is_in_log = run_coroutine(_remove(found.walk, user, terms))
     if is_in_log:
         warn(
@@ -220,7 +211,7 @@ def delete(
         counts = {"threads": threads, "crons": crons, "assistants": assistants}
         print_json({"user": user, **counts, "entries": known, "shared": shared})
         return
-    entries = "nothing was known" if not known else f"{known} entries of what was known"
+    entries = f"{known} entries of what was known" if known else "nothing was known"
     say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
     for thread_id in shared:
         others = ", ".join(map(quote_id, sorted(listed[thread_id])))

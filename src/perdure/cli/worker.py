@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, Tenant
+from perdure.cli.app import ConfigFile, Keys, ServedDb, Tenant
 from perdure.cli.logs import LogLevel
 from perdure.errors import BadUrl, NotAllowed
 from perdure.storage.url import backend_of, redact
@@ -36,10 +35,7 @@ def worker(
         ),
     ] = None,
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-    ] = None,
+    config: ConfigFile = None,
     channels: Annotated[
         str | None,
         typer.Option(
@@ -95,10 +91,7 @@ def worker(
     log_level: Annotated[
         LogLevel, typer.Option(help="Log from this level on; debug has a line for each run")
     ] = LogLevel.INFO,
-    db: Annotated[
-        str | None,
-        typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
-    ] = None,
+    db: ServedDb = None,
     tenant: Tenant = "",
     keys: Keys = None,
 ) -> None:

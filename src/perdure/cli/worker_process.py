@@ -76,10 +76,9 @@ async def _run_worker(
 ) -> None:
     found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     agents = config.agents.apply(found, config.root)
-    if channels is None:
-        reply_channels = {}
-    else:
-        reply_channels = await load_channels(channels)
+    reply_channels: dict[str, Channel] = {}
+    if channels is not None:
+        reply_channels |= await load_channels(channels)
     if WEBHOOK in reply_channels:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
     chats = _make_chat_channels(config)

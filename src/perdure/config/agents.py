@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from perdure.config.memory import MemorySettings, make_memory_settings
 from perdure.config.models import load_callable, load_model_or_function
 from perdure.config.resolve import ResolvedConfig
-from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
 from perdure.conversation.window import Limit
 from perdure.errors import BadSetting, GraphLoadError
@@ -52,17 +51,13 @@ class ConversationSettings(NamedTuple):
             BadSetting: The policy cannot be used.
             GraphLoadError: There is no object at a place.
         """
-        return Conversation(
-            limit=self.bounds(),
-            counter=approximate
-            if self.counter is None
-            else load_callable(f"{self.name}.counter", self.counter, root),
-            system=self.system,
-            summarize=None
-            if self.summarize is None
-            else load_model_or_function(f"{self.name}.summarize", self.summarize, root),
-            key=self.key,
-        )
+        made = Conversation(limit=self.bounds(), system=self.system, key=self.key)
+        if self.counter is not None:
+            made = replace(made, counter=load_callable(f"{self.name}.counter", self.counter, root))
+        if self.summarize is not None:
+            summarize = load_model_or_function(f"{self.name}.summarize", self.summarize, root)
+            made = replace(made, summarize=summarize)
+        return made
 
     def bounds(self) -> Limit:
         """Return the limit. ``BadSetting`` if its numbers do not fit together."""
@@ -97,9 +92,7 @@ class AgentSettings:
             GraphLoadError: There is no object at a place.
         """
         configured: dict[str, Agent] = {}
-        memory = None
-        if self.memory is not None:
-            memory = self.memory.load(root)
+        memory = None if self.memory is None else self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:
                 agent = _add_schema(name, agent, place, root)
@@ -166,14 +159,12 @@ def find_schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -
     Raises:
         BadSetting: The setting names an unknown graph.
     """
-    schemas = configuration["schema"] or {}
+    if "schema" not in configuration:
+        return {}
+    schemas, base = configuration["schema"], configuration.entries["schema"].base
     if isinstance(schemas, str):
         schemas = dict.fromkeys(graphs, schemas)
     _require_known(configuration.name("schema"), schemas, graphs)
-    if "schema" in configuration:
-        base = configuration.entries["schema"].base
-    else:
-        base = configuration.root
     return {name: configuration.resolve_place(place, base) for name, place in schemas.items()}
 
 

@@ -36,11 +36,10 @@ def find_chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any
         required = [each for each in REQUIRED[name] if not (is_polled and each == _OF_WEBHOOK)]
         missing = [each for each in required if each not in table]
         if missing and (table or f"channels.{name}" in configuration.empty_tables):
-            instead = ""
+            advice = f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}"
             if missing == [_OF_WEBHOOK]:
-                instead = ", or polling = true without a public address"
+                advice += ", or polling = true without a public address"
             raise BadSetting(
-                f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "
-                f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}{instead}"
+                f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set {advice}"
             )
     return {name: table for name, table in tables.items() if table}

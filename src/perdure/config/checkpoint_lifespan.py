@@ -155,10 +155,15 @@ def keys_of(given: EncryptionKey | None) -> EncryptionKey | None:
     Raises:
         BadSetting: There is no provider of this name.
     """
-    named = next((os.environ[name] for name in SETTINGS["keys"].variables if os.environ.get(name)), None)
+    named = _read_variable("keys")
     if given is None and named:
         return open_provider(named)
     return given
+
+
+def _read_variable(setting: str) -> str | None:
+    """Return the text of the first variable of a setting that is set and not empty."""
+    return next((os.environ[name] for name in SETTINGS[setting].variables if os.environ.get(name)), None)
 
 
 def url_of(given: str | None = None) -> str:
@@ -170,11 +175,8 @@ def url_of(given: str | None = None) -> str:
     Raises:
         BadSetting: No URL is given or set.
     """
-    environ = os.environ
-    development = is_development(environ)
-    variables = SETTINGS["database_url"].variables
-    url = given or next((environ[name] for name in variables if environ.get(name)), None)
-    if url is None and not development:
+    url = given or _read_variable("database_url")
+    if url is None and not is_development():
         raise BadSetting(
             "which database? DATABASE_URL is not set; set it to e.g. postgresql://user@host/database, or "
             f"pass db_url to checkpoint_lifespan; with LANGGRAPH_DEV=true it is {DEVELOPMENT_URL}"

@@ -68,11 +68,9 @@ def load_common(configuration: ResolvedConfig, command: str) -> dict[str, Any]:
     Raises:
         BadSetting: A setting is missing or cannot work.
     """
-    url, keys, graphs = (
-        configuration.database_url(),
-        configuration.key_provider(),
-        configuration.graphs(command),
-    )
+    # In this order, the first setting that is missing is reported.
+    url, keys = configuration.database_url(), configuration.key_provider()
+    graphs = configuration.graphs(command)
     return {
         "database_url": url,
         "keys": keys,

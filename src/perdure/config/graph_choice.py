@@ -79,12 +79,8 @@ def _choose_graph(configuration: ResolvedConfig, word: str, places: Mapping[str,
     else:
         ((name, given),) = parse_places([word]).items()
         place = configuration.resolve_place(given, Path.cwd())
-        names_of_place = [
-            each
-            for each, known in places.items()
-            if _make_absolute(known, root) == _make_absolute(place, root)
-        ]
-        other = names_of_place[0] if names_of_place else None
+        absolute = _make_absolute(place, root)
+        other = next((each for each in places if _make_absolute(places[each], root) == absolute), None)
         name = other or name
     known = {*places, name}
     return ChosenGraph(word, place, other, find_schema_places(configuration, known).get(name), root)

@@ -34,6 +34,10 @@ DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
 """Default database in development: a file, so that a restart loses nothing."""
 
 
+_STORE_URLS = {"redis": "store.redis_url", "postgres": "store.postgres_dsn"}
+"""Setting of the URL of a store's database, by the type of the database."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphPlace:
     """Place of a graph, ``package.module:graph`` or ``./folder/file.py:graph``; a relative path starts at the
@@ -229,13 +233,9 @@ class ResolvedConfig:
         """
         kind: str | None = self["store.type"]
         if kind is None:
-            for key in ("store.redis_url", "store.postgres_dsn"):
+            for wanted, key in _STORE_URLS.items():
                 # REDIS_URL and POSTGRES_DSN are set for other purposes as well.
                 if key in self and self.entries[key].name not in ("REDIS_URL", "POSTGRES_DSN"):
-                    if key == "store.redis_url":
-                        wanted = "redis"
-                    else:
-                        wanted = "postgres"
                     raise BadSetting(
                         f"{self.entries[key].name} is set, but the store's type is not; set "
                         f"LANGGRAPH_STORE_TYPE={wanted}, or leave the URL out"
@@ -257,10 +257,7 @@ class ResolvedConfig:
                     "threads. Memory is allowed in development"
                 )
             return "memory://"
-        if kind == "redis":
-            key = "store.redis_url"
-        else:
-            key = "store.postgres_dsn"
+        key = _STORE_URLS[kind]
         if key not in self:
             variables = " or ".join(SETTINGS[key].variables)
             raise BadSetting(f"{self.name('store.type')} is {kind}, but its URL is not set; set {variables}")
@@ -308,17 +305,16 @@ def resolve_config(
         BadSetting: A source cannot be read, or has an invalid setting.
     """
     folder = Path.cwd()
-    if file is None:
-        paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()]
-    else:
+    paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()]
+    if file is not None:
         paths = [file]
     files = [sources.read_file(path) for path in paths]
-    root = paths[-1].absolute().parent if paths else folder
     entries = _merge(files)
+    env: dict[str, str] = {}
+    env_file, env_path = Layer({}), None
     if "env" in entries:
         env, env_file = sources.read_env_file(entries["env"], environ)
-    else:
-        env, env_file = ({}, Layer({}))
+        env_path = sources.env_file_of(entries["env"])
     environment = sources.read_environment(environ, env, folder)
     all_flags = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
     given = {
@@ -329,12 +325,12 @@ def resolve_config(
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
     configuration = ResolvedConfig(
         _merge([*files, environment, Layer(given)]),
-        root,
+        next((path.absolute().parent for path in reversed(paths)), folder),
         env=env,
         files=paths[::-1],
         ignored=ignored,
         empty_tables=[name for layer in files for name in layer.empty_tables],
-        env_file=sources.env_file_of(entries["env"]) if "env" in entries else None,
+        env_file=env_path,
     )
     if not has_key and "keys" not in configuration:
         _refuse_unencrypted(ignored)

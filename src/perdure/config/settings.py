@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from perdure.config.value_kinds import (
     AMOUNT,
@@ -46,8 +46,10 @@ from perdure.config.value_kinds import (
 )
 from perdure.errors import PerdureError
 from perdure.model.retention_policy import parse_duration
-from perdure.runtime.nodes.waiting import Question
 from perdure.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from perdure.runtime.nodes.waiting import Question
 
 EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
 """Response headers that the SDK reads; a browser passes them on only if the server exposes them."""
@@ -123,13 +125,14 @@ def _check_questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
 
 
 def _parse_question_rule(number: int, table: Any) -> tuple[str | None, Question]:
-    if isinstance(table, dict):
-        unknown = sorted(table.keys() - set(_RULE))
-    else:
-        unknown = []
-    if unknown or not isinstance(table, dict):
-        what = f"has {unknown[0]!r}" if unknown else "is not a table"
-        raise ValueError(f"rule {number} {what}; a rule has {', '.join(_RULE)}")
+    # Imported here: it imports LangGraph, which the commands that read a setting do not need.
+    from perdure.runtime.nodes.waiting import Question
+
+    names = ", ".join(_RULE)
+    if not isinstance(table, dict):
+        raise ValueError(f"rule {number} is not a table; a rule has {names}")
+    if unknown := sorted(table.keys() - set(_RULE)):
+        raise ValueError(f"rule {number} has {unknown[0]!r}; a rule has {names}")
     rule = dict(table)
     for name in ("graph", "node", "tool"):
         if not isinstance(rule.get(name, ""), str):

@@ -137,30 +137,23 @@ def value_of(setting: Setting, entry: GivenValue) -> Any:
         return kind.check(kind.read(entry.value) if entry.is_text else entry.value)
     except ValueError as error:
         # The errors of int() and float() repeat the value; those of our checks give advice.
-        has_advice = str(error) and not str(error).startswith(("invalid literal", "could not convert"))
+        advice = str(error)
+        has_advice = advice and not advice.startswith(("invalid literal", "could not convert"))
         if has_advice and isinstance(entry.value, dict):
             # The message names the entry of the table.
             raise BadSetting(f"{entry.name}: {error}") from None
-        if has_advice:
-            advice = str(error)
-        else:
+        if not has_advice:
             advice = f"it has to be {kind.wants}"
-        if setting.secret:
-            shown = "cannot be used"
-        else:
-            shown = f"is {_format(entry.value)}"
+        shown = "cannot be used" if setting.secret else f"is {_format(entry.value)}"
         raise BadSetting(f"{entry.name} {shown}; {advice}") from None
 
 
 def _format(value: object) -> str:
     if isinstance(value, dict):
-        if value:
-            return "a table"
-        return "an empty table"
+        return "a table" if value else "an empty table"
     if isinstance(value, bool):
-        text = {True: "true", False: "false"}[value]
-    else:
-        text = repr(value)
+        return str(value).lower()
+    text = repr(value)
     if len(text) <= 80:
         return text
     return f"{text[:79]}…"
@@ -190,10 +183,7 @@ def _flatten(table: Mapping[str, Any], path: Path, prefix: str, is_own: bool) ->
         elif isinstance(value, dict):
             yield from _flatten(value, path, f"{key}.", is_own)
         elif value is not None:
-            if is_own:
-                advice = f"write it as a table, [{key}]"
-            else:
-                advice = "write it as an object"
+            advice = f"write it as a table, [{key}]" if is_own else "write it as an object"
             raise BadSetting(f"{key} in {path} is {_format(value)}; {advice}")
 
 

@@ -63,6 +63,12 @@ def is_no(text: str) -> bool:
     return text.strip().lower() in _NO
 
 
+def _check_table(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
 def _check_words(value: Any) -> tuple[str, ...]:
     """Return a list of texts; a single text counts as a list, as in some keys of LangGraph's files."""
     words = [value] if isinstance(value, str) else value
@@ -90,6 +96,8 @@ def _require_at_most(value: float, most: float) -> float:
 
 
 def whole(least: int, most: int | None = None) -> ValueKind:
+    span = f"of at least {least}" if most is None else f"from {least} to {most}"
+
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError
@@ -97,10 +105,6 @@ def whole(least: int, most: int | None = None) -> ValueKind:
             raise ValueError
         return value
 
-    if most is None:
-        span = f"of at least {least}"
-    else:
-        span = f"from {least} to {most}"
     return ValueKind(f"a whole number {span}", int, check)
 
 
@@ -172,11 +176,10 @@ def graph_name(name: Any) -> str:
 
 
 def _check_graph(name: str, graph: Any) -> tuple[str, str | None]:
-    if isinstance(graph, dict):
-        place, description = (graph.get("path"), graph.get("description"))
-    else:
-        place, description = (graph, None)
-    if isinstance(graph, dict) and (unknown := set(graph) - {"path", "description"}):
+    if not isinstance(graph, dict):
+        graph = {"path": graph}
+    place, description = graph.get("path"), graph.get("description")
+    if unknown := set(graph) - {"path", "description"}:
         raise ValueError(f"{name} has {min(unknown)!r}; a graph has path and description")
     if description is not None and not isinstance(description, str):
         raise ValueError(f"the description of {name} has to be text")
@@ -206,9 +209,7 @@ def _check_patterns(value: dict[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _check_configs(value: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(value, dict):
-        raise ValueError
-    for name, config in value.items():
+    for name, config in _check_table(value).items():
         if not isinstance(config, dict):
             raise ValueError(f'{name} has to be a config, e.g. {{"configurable": {{"model": "small"}}}}')
         try:
@@ -232,10 +233,8 @@ def _check_duration(value: Any) -> str | float:
 
 
 def _check_policies(value: Any) -> dict[str, Retention]:
-    if not isinstance(value, dict):
-        raise ValueError
     out: dict[str, Retention] = {}
-    for name, table in value.items():
+    for name, table in _check_table(value).items():
         if not isinstance(table, dict):
             raise ValueError(f"the policy {name!r} has to be a table, e.g. {{ keep_last = 50 }}")
         try:
@@ -246,9 +245,7 @@ def _check_policies(value: Any) -> dict[str, Retention]:
 
 
 def _check_prices(value: Any) -> dict[str, Price]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return {_check_text(name): _check_price(name, table) for name, table in value.items()}
+    return {_check_text(name): _check_price(name, table) for name, table in _check_table(value).items()}
 
 
 def _check_price(name: str, table: Any) -> Price:
@@ -266,10 +263,8 @@ def _check_price(name: str, table: Any) -> Price:
 
 
 def _check_limits(value: Any) -> dict[str, SharedLimit]:
-    if not isinstance(value, dict):
-        raise ValueError
     out: dict[str, SharedLimit] = {}
-    for name, table in value.items():
+    for name, table in _check_table(value).items():
         if not isinstance(table, dict):
             raise ValueError(f"the limit {name!r} has to be a table, e.g. {{ rate = 600 }}")
         if unknown := sorted(set(table) - {field.name for field in fields(SharedLimit)}):
@@ -282,9 +277,7 @@ def _check_limits(value: Any) -> dict[str, SharedLimit]:
 
 
 def _check_names(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return {_check_text(name): _check_text(policy) for name, policy in value.items()}
+    return {_check_text(name): _check_text(policy) for name, policy in _check_table(value).items()}
 
 
 def _check_schemas(value: Any) -> str | dict[str, str]:

@@ -87,7 +87,7 @@ def load(
     )
     return WorkerConfig(
         **load_common(configuration, "perdure worker app:graph"),
-        channels=None if channels is None else configuration.resolve_place(channels, Path.cwd()),
+        channels=channels and configuration.resolve_place(channels, Path.cwd()),
         settings=make_runtime_settings(configuration.runtime()),
         webhook_hosts=None if configuration["http.disable_webhooks"] else configuration["http.webhook_hosts"],
         webhook_secrets=configuration["http.webhook_secrets"],

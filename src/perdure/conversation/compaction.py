@@ -50,17 +50,14 @@ def compact(
     chosen = conversation.window(rest, summary=summary)
     leaving = find_uncovered(chosen.left_out, summary)
     if leaving and conversation.summarize is not None:
-        summary = replace(summary or Summary(""), pending=(*(summary.pending if summary else ()), *leaving))
+        summary = summary or Summary("")
+        summary = replace(summary, pending=(*summary.pending, *leaving))
     result = _insert_summary(chosen, summary)
     if result == list(messages):
         return None
     repairs: Counter[str] = Counter(change.kind for change in chosen.changes)
-    return CompactionResult(
-        result,
-        len(chosen.left_out),
-        dict(repairs),
-        summary is not None and summary.text != (current.text if current else ""),
-    )
+    has_new_summary = summary is not None and summary.text != (current or Summary("")).text
+    return CompactionResult(result, len(chosen.left_out), dict(repairs), has_new_summary)
 
 
 def _choose_summary(
@@ -70,7 +67,7 @@ def _choose_summary(
     one."""
     if newer is None or newer.covers is None:
         return current
-    pending = () if current is None else current.pending
+    pending = (current or Summary("")).pending
     if newer.covers in [message.id for message in pending]:
         return replace(newer, pending=tuple(find_uncovered(pending, newer)))
     if newer.covers in [message.id for message in rest]:

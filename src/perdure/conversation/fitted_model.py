@@ -65,7 +65,7 @@ def fit_model(
         )
     return FittedModel(
         model=model,
-        limit=limit if isinstance(limit, Limit) else Limit(limit),
+        limit=Limit.of(limit),
         counter=remember_counts(counter_of(model)) if counter == "model" else counter,
         on_window=on_window,
         **{name: getattr(model, name) for name in _TAKEN_OVER},

@@ -53,10 +53,7 @@ class Conversation:
     @property
     def bounds(self) -> Limit:
         """Limit with the room for a summary, if one is made."""
-        if isinstance(self.limit, Limit):
-            limit = self.limit
-        else:
-            limit = Limit(self.limit)
+        limit = Limit.of(self.limit)
         if self.summarize is None or limit.summary:
             return limit
         return replace(limit, summary=limit.tokens // _RESERVED)

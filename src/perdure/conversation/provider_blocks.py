@@ -57,15 +57,12 @@ def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) ->
     parts: list[BaseMessage] = []
     for number, block in enumerate(results):
         is_last = not rest and number == len(results) - 1
-        derived_id = None
-        if message.id:
-            derived_id = f"{message.id}-result-{number}"
         parts.append(
             ToolMessage(
                 block.get("content") or "",
                 tool_call_id=find_answered_call(block),
                 status="error" if block.get("is_error") else "success",
-                id=message.id if is_last else derived_id,
+                id=message.id if is_last or not message.id else f"{message.id}-result-{number}",
             )
         )
     if rest:

@@ -94,10 +94,7 @@ class Summary:
         kwargs: dict[str, Any] = {"covers": self.covers, "keeps": list(self.keeps)}
         if self.pending:
             kwargs["pending"] = [message_to_dict(message) for message in self.pending]
-        if self.text:
-            content = f"{_ABOUT}{_OPEN}{self.text}{_CLOSE}"
-        else:
-            content = _NONE
+        content = f"{_ABOUT}{_OPEN}{self.text}{_CLOSE}" if self.text else _NONE
         return SystemMessage(content, id=SUMMARY_ID, additional_kwargs=kwargs)
 
     @classmethod
@@ -295,10 +292,7 @@ def _fold_steps(
 
     def make_summary(text: object, shortened: Literal["", "asked", "cut"] = "") -> Summary:
         if not isinstance(text, str) or not text.strip():
-            if isinstance(text, str):
-                kind = "empty text"
-            else:
-                kind = type(text).__name__
+            kind = "empty text" if isinstance(text, str) else type(text).__name__
             raise SummaryRefused(f"a summary has to be text that is not empty, not {kind}")
         return Summary(text.strip(), messages[-1].id, keeps=leaving.keeps, shortened=shortened)
 

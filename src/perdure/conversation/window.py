@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from langchain_core.messages import (
@@ -55,6 +55,13 @@ class Limit:
             )
         if self.begins not in ("human", "any"):
             raise ValueError(f"begins is 'human' or 'any', not {self.begins!r}")
+
+    @classmethod
+    def of(cls, limit: int | Limit) -> Limit:
+        """Return a limit that is given as one, or as its number of tokens."""
+        if isinstance(limit, Limit):
+            return limit
+        return cls(limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,15 +184,20 @@ def window(
         NoWindow: There is no message of the user to begin with.
         ValueError: The list contains something that is not a message.
     """
-    bounds = limit if isinstance(limit, Limit) else Limit(limit)
+    bounds = Limit.of(limit)
     repaired = repair(messages)
     changes = list(repaired.changes)
-    summary_message = None if summary is None else summary.message()
-    system_messages, rest = _split_system(repaired.messages, changes, SUMMARY_ID if summary_message else None)
+    system_messages, rest = _split_system(repaired.messages, changes)
+    summaries: list[BaseMessage] = []
+    covered = None
+    if summary is not None:
+        system_messages = [message for message in system_messages if message.id != SUMMARY_ID]
+        summaries, covered = [summary.message()], summary.covers
+    instructions = [*system_messages, *_make_prompt(system)]
     fixed = TokensByPart(
-        system=sum(counter([system_message]) for system_message in [*system_messages, *_make_prompt(system)]),
+        system=sum(counter([message]) for message in instructions),
         tools=count_tools(counter, tools),
-        summary=max(bounds.summary, 0 if summary_message is None else counter([summary_message])),
+        summary=max(bounds.summary, sum(counter([message]) for message in summaries)),
         messages=0,
     )
     if not rest:
@@ -193,8 +205,8 @@ def window(
     units = _group_units(rest, counter, begins_with_any=bounds.begins == "any")
     room = bounds.tokens - fixed.total
     if room <= 0:
-        raise _too_long_error(bounds, fixed, [*system_messages, *_make_prompt(system)], counter, fixed.total)
-    view = _follow_window(units, room, bounds.keep, None if summary is None else summary.covers)
+        raise _too_long_error(bounds, fixed, instructions, counter, fixed.total)
+    view = _follow_window(units, room, bounds.keep, covered)
     if view.turn < 0:
         raise NoWindow(
             f"none of the {len(rest)} messages is the user's, and a list has to begin with one; use "
@@ -203,15 +215,17 @@ def window(
     kept = [view.units[view.turn], *view.units[view.rest :]]
     chosen = [message for unit in kept for message in unit.messages]
     if view.total > room:
-        has_to_stay = [*system_messages, *_make_prompt(system), *chosen]
-        raise _too_long_error(bounds, fixed, has_to_stay, counter, fixed.total + view.total)
+        raise _too_long_error(bounds, fixed, [*instructions, *chosen], counter, fixed.total + view.total)
+    cut: tuple[str, ...] = ()
+    if view.rest > view.turn + 1:
+        cut = tuple(str(each.id) for each in kept[0].messages)
     left_out = [*units[: view.turn], *units[view.turn + 1 : view.rest]]
     return Window(
-        [*system_messages, *([] if summary_message is None else [summary_message]), *chosen],
+        [*system_messages, *summaries, *chosen],
         [message for unit in left_out for message in unit.messages],
-        TokensByPart(system=fixed.system, tools=fixed.tools, summary=fixed.summary, messages=view.total),
+        replace(fixed, messages=view.total),
         tuple(changes),
-        tuple(str(each.id) for each in kept[0].messages) if view.rest > view.turn + 1 else (),
+        cut,
     )
 
 
@@ -236,17 +250,16 @@ def _make_prompt(system: str | SystemMessage | None) -> list[BaseMessage]:
 
 
 def _split_system(
-    messages: Sequence[BaseMessage], changes: list[Change], replaced: str | None
+    messages: Sequence[BaseMessage], changes: list[Change]
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """Return the system messages, without the one with the id ``replaced``, and the other messages."""
+    """Return the system messages and the other messages; add the changes of the former to ``changes``."""
     system_messages = [message for message in messages if is_system(message)]
     changes += [
         Change("system_moved", message.id)
         for place, message in enumerate(system_messages)
         if messages[place] is not message
     ]
-    rest = [message for message in messages if not is_system(message)]
-    return [message for message in system_messages if replaced is None or message.id != replaced], rest
+    return system_messages, [message for message in messages if not is_system(message)]
 
 
 def _group_units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any: bool) -> list[_Unit]:
@@ -326,16 +339,17 @@ def _find_uncovered(units: Sequence[_Unit], covered: str | None) -> tuple[int, i
 def _too_long_error(
     bounds: Limit, fixed: TokensByPart, kept: Sequence[BaseMessage], counter: Counter, total: int
 ) -> MessageTooLong:
-    longest = max(kept, key=lambda message: counter([message]), default=None)
-    size = 0 if longest is None else counter([longest])
-    named = "the tools"
-    if longest is not None and size >= fixed.tools:
-        named = f"the {longest.type} message {longest.id or 'without an id'}, of {size} tokens,"
+    named, longest_id = "the tools", None
+    if kept:
+        longest = max(kept, key=lambda message: counter([message]))
+        size, longest_id = counter([longest]), longest.id
+        if size >= fixed.tools:
+            named = f"the {longest.type} message {longest.id or 'without an id'}, of {size} tokens,"
     error = MessageTooLong(
         f"{total} tokens have to be sent and the limit is {bounds.tokens}; the longest part is {named}: "
         f"shorten it, or raise the limit (system {fixed.system}, tools {fixed.tools}, "
         f"summary {fixed.summary})"
     )
-    error.message_id = None if longest is None else longest.id
+    error.message_id = longest_id
     error.tokens, error.limit = total, bounds.tokens
     return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase, report_changes
@@ -23,19 +23,18 @@ from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
-from perdure.history.histories import Histories
-from perdure.langgraph.checkpoint_ids import make_checkpoint_id
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import CheckpointView
-from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
 from perdure.model.records import Partition
 from perdure.retention.sweeper import RetentionOptions
 
+if TYPE_CHECKING:
+    from perdure.history.histories import Histories
+    from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
 
-class Database(DatabaseBase[AsyncPerdureStore]):
+
+class Database(DatabaseBase["AsyncPerdureStore"]):
     """An open database, made by ``perdure.connect``, for any number of threads and event loops."""
-
-    _store_class = AsyncPerdureStore
 
     def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> Histories:
         """Return the histories of sessions: conversations as plain messages, without checkpoints.
@@ -44,6 +43,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
             tenant: Owner of the sessions; that of the database unless given.
             ttl: Time from its last turn after which a session reads as absent; ``None`` for no end.
         """
+        from perdure.history.histories import Histories
+
         return Histories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
 
     async def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
@@ -98,6 +99,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
             Conflict: The run of an accepted answer has not begun, or a subgraph that keeps its state from run
                 to run had no state before the checkpoint.
         """
+        from perdure.langgraph.checkpoint_ids import make_checkpoint_id
+
         new_id, now = make_checkpoint_id()
         partition = self._handle.partition(thread_id)
         return await self._handle.arun(forking.fork(partition, checkpoint_id, new_id=new_id, now=now))
@@ -213,3 +216,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
     async def close(self) -> None:
         """Finish accepted writes and close; repeatable. Leaving the block of ``connect`` does it."""
         await self._handle.aclose()
+
+    def _store_class(self) -> type[AsyncPerdureStore]:
+        from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
+
+        return AsyncPerdureStore

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Generic, cast
+from typing import TYPE_CHECKING, Generic, cast
 
 from typing_extensions import TypeVar
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.checks.fsck_report import REPAIR, RESTORE, Damage, Finding
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
-from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
-from perdure.langgraph.store import PerdureStore, TTLConfig
-from perdure.langgraph.values.datatypes import Allow, get_default_allow
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.arguments import refuse_text, require_text
 from perdure.model.records import Partition
@@ -21,17 +17,25 @@ from perdure.model.retention_policy import RetentionRules
 from perdure.schema.schema import Schema
 from perdure.storage.port import NOT_LATEST
 
+if TYPE_CHECKING:
+    from perdure.langgraph.saver import OnConflict, PerdureSaver
+    from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex
+    from perdure.langgraph.store import PerdureStore, TTLConfig
+    from perdure.langgraph.values.datatypes import Allow
+
 DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
 """Configurable values that are stored in checkpoint metadata by default."""
 
 
-Store = TypeVar("Store", bound=PerdureStore, default=PerdureStore, covariant=True)
+Store = TypeVar("Store", bound="PerdureStore", default="PerdureStore", covariant=True)
 
 
 class DatabaseBase(Generic[Store]):
-    """An open database, made by ``connect`` or ``connect_sync``; OS threads and event loops can share it."""
+    """An open database, made by ``connect`` or ``connect_sync``; OS threads and event loops can share it.
 
-    _store_class: type[Store]
+    What needs LangGraph is imported when it is first used: its imports take over a second, and a command that
+    shows a queue needs none of them.
+    """
 
     def __init__(self, handle: DatabaseHandle) -> None:
         self._handle = handle
@@ -82,6 +86,9 @@ class DatabaseBase(Generic[Store]):
                 inspector can show a time for each task of a step.
             serde: Not supported; anything but ``None`` raises ``TypeError``.
         """
+        from perdure.langgraph.saver import SERDE, PerdureSaver
+        from perdure.langgraph.values.datatypes import get_default_allow
+
         if serde is not None:
             raise TypeError(SERDE)
         refuse_text("metadata_keys", metadata_keys)
@@ -126,10 +133,12 @@ class DatabaseBase(Generic[Store]):
                 which several stores can share. The logger ``perdure.langgraph`` says once how searches are
                 made: by pgvector on PostgreSQL, where it is installed, or else in the process.
         """
+        from perdure.langgraph.search.index import index_of
+
         search = index_of(index)
         if search is not None:
             search.announce(self._handle.driver)
-        store = self._store_class(
+        store = self._store_class()(
             self._handle.driver,
             tenant=self._owner(tenant),
             ttl=ttl,
@@ -137,6 +146,9 @@ class DatabaseBase(Generic[Store]):
         )
         self._handle.add_store(store)
         return store
+
+    def _store_class(self) -> type[Store]:
+        raise NotImplementedError
 
     def _owner(self, tenant: str | None) -> str:
         if tenant is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase, report_changes
@@ -22,19 +22,18 @@ from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
-from perdure.history.histories import SyncHistories
-from perdure.langgraph.checkpoint_ids import make_checkpoint_id
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import CheckpointView
-from perdure.langgraph.store import PerdureStore
 from perdure.model.records import Partition
 from perdure.retention.sweeper import RetentionOptions
 
+if TYPE_CHECKING:
+    from perdure.history.histories import SyncHistories
+    from perdure.langgraph.store import PerdureStore
 
-class SyncDatabase(DatabaseBase[PerdureStore]):
+
+class SyncDatabase(DatabaseBase["PerdureStore"]):
     """An open database, made by ``perdure.connect_sync``, for any number of threads and event loops."""
-
-    _store_class = PerdureStore
 
     def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> SyncHistories:
         """Return the histories of sessions: conversations as plain messages, without checkpoints.
@@ -43,6 +42,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
             tenant: Owner of the sessions; that of the database unless given.
             ttl: Time from its last turn after which a session reads as absent; ``None`` for no end.
         """
+        from perdure.history.histories import SyncHistories
+
         return SyncHistories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
 
     def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
@@ -95,6 +96,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
             Conflict: The run of an accepted answer has not begun, or a subgraph that keeps its state from run
                 to run had no state before the checkpoint.
         """
+        from perdure.langgraph.checkpoint_ids import make_checkpoint_id
+
         new_id, now = make_checkpoint_id()
         partition = self._handle.partition(thread_id)
         return self._handle.run(forking.fork(partition, checkpoint_id, new_id=new_id, now=now))
@@ -202,3 +205,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
     def close(self) -> None:
         """Finish accepted writes and close; repeatable. Leaving the block of ``connect`` does it."""
         self._handle.close()
+
+    def _store_class(self) -> type[PerdureStore]:
+        from perdure.langgraph.store import PerdureStore
+
+        return PerdureStore

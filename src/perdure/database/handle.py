@@ -9,13 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet
 
 from perdure.engine.retention import checkpoint_removal
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
-from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.values.large_channel_warning import LargeChannels
 from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Program, advance, resume
@@ -35,6 +34,9 @@ from perdure.storage.port import (
     run,
 )
 from perdure.storage.stored_keys import StoredKeys
+
+if TYPE_CHECKING:
+    from perdure.langgraph.store import PerdureStore
 
 R = TypeVar("R")
 

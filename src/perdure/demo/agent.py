@@ -90,11 +90,8 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
 
     async def paragraph(state: DemoState, *, number: int) -> dict[str, Any]:
         title = state.get("outline", [])[number - 1]
-        if number == 1:
-            how = f"Begin with: {title}."
-        else:
-            how = f"Go on with something new: {title}."
-        asked = HumanMessage(f"{how} Write one short paragraph.")
+        how = "Begin with" if number == 1 else "Go on with something new"
+        asked = HumanMessage(f"{how}: {title}. Write one short paragraph.")
         return {"messages": [await model.ainvoke(prompt([*state["messages"], asked], context_tokens))]}
 
     builder = StateGraph(DemoState)

@@ -48,6 +48,4 @@ def make_demo_policy() -> MemoryPolicy:
 
 def _find_subject(text: str) -> str | None:
     found = _SAME_SUBJECT.match(text)
-    if found is None:
-        return None
-    return found[0].casefold()
+    return found and found[0].casefold()

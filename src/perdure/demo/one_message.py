@@ -89,10 +89,9 @@ async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
 
 def _read_text(message: dict[str, object]) -> str:
     """Return the text of a piece of an answer."""
-    if str(message.get("type")).startswith(("ai", "AI")):
-        content = message.get("content")
-    else:
-        content = None
+    if not str(message.get("type")).startswith(("ai", "AI")):
+        return ""
+    content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if isinstance(content, str):

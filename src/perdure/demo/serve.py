@@ -65,14 +65,10 @@ def main_demo(
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the port or, if it is taken, on one of the next ports, or else on
     any."""
-    if port:
-        candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0]
-    else:
-        candidates = [0]
-    for candidate in candidates[:-1]:
+    for candidate in range(port, min(port + PORTS_TRIED, 65536)) if port else ():
         try:
             return bind(host, candidate)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
-    return listen(host, candidates[-1])
+    return listen(host, 0)

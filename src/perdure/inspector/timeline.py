@@ -13,7 +13,6 @@ from perdure.engine.threads import history, tags
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.listing import describe_run, describe_thread
-from perdure.langgraph.call_records import is_of_calls
 from perdure.langgraph.reading.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Fetch, Get, Range
@@ -21,7 +20,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.messages import Run
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
-from perdure.model.write_records import read_writes
+from perdure.model.write_records import is_of_calls, read_writes
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.threads import walk_by_id
 from perdure.runtime.threads.rows import ThreadRow

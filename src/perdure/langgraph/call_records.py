@@ -26,12 +26,9 @@ from langgraph.types import Command
 
 from perdure.errors import TypeNotAllowed, Unserialisable
 from perdure.langgraph.values.serde import Serde
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.write_records import CALLS, count_answers, is_of_calls
 
 MODEL, TOOL = "model", "tool"
-CHANNEL = "__perdure_calls__"
-"""Prefix of the records' channel. The number of answers to interrupts that the task had at the calls
-follows."""
 _SLOT = -8
 _MOST_ANSWERS = 7
 _TASKS_MAX = 4096
@@ -351,17 +348,7 @@ def channel_of(writes: Sequence[tuple[str, Any]]) -> str:
     """Return the channel for the records of a task that stores these writes."""
     # The value is a list of all answers that the task has taken so far.
     given = [len(value) if isinstance(value, list) else 1 for name, value in writes if name == RESUME]
-    return f"{CHANNEL}{min(max(given, default=0), _MOST_ANSWERS)}"
-
-
-def count_answers(channel: str) -> int:
-    """Return the number of answers that a task had when it made the calls in a channel."""
-    return int(channel.removeprefix(CHANNEL))
-
-
-def is_of_calls(channel: str) -> bool:
-    """Return True if a channel has records of calls."""
-    return channel.startswith(CHANNEL)
+    return f"{CALLS}{min(max(given, default=0), _MOST_ANSWERS)}"
 
 
 def slot_of(channel: str, position: int) -> int:
@@ -369,8 +356,3 @@ def slot_of(channel: str, position: int) -> int:
     if is_of_calls(channel):
         return _SLOT - count_answers(channel)
     return WRITES_IDX_MAP.get(channel, position)
-
-
-def visible(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
-    """Return the writes that LangGraph sees: those that are not records of calls."""
-    return tuple(write for write in writes if not is_of_calls(write.channel))

@@ -17,7 +17,6 @@ from perdure.engine.threads.thread_state import load_view
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
-from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.translate import Address, Values, read_configurable, read_metadata, read_page, to_tuple
@@ -27,6 +26,7 @@ from perdure.model.heads import ROOT
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
+from perdure.model.write_records import visible
 
 ThreadOf = Callable[[CheckpointRecord, tuple[PendingWrite, ...]], ThreadId | None]
 """Returns the thread's id for the config of a listed checkpoint with its writes; ``None``: the id as plain

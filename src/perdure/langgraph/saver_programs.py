@@ -35,7 +35,7 @@ from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
-from perdure.langgraph.call_records import CallRecorder, visible
+from perdure.langgraph.call_records import CallRecorder
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import (
     CheckpointPlan,
@@ -65,6 +65,7 @@ from perdure.model.record_versions import first_version
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
+from perdure.model.write_records import visible
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver, MakesStatements
 

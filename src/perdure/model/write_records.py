@@ -29,6 +29,9 @@ ERROR_SOURCE = "__error_source_node__"
 """LangGraph's channel with the node whose error a handler takes over; it is not output of the task."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Task under which LangGraph stores what a command writes, and an answer that names no interrupt."""
+CALLS = "__perdure_calls__"
+"""Prefix of the channel with the records of a task's calls. The number of answers to interrupts that the task
+had at the calls follows."""
 
 SHARED = 32
 """Number of successive slots of a task that share a record."""
@@ -38,6 +41,21 @@ _SHARING = b"\x70"
 _TIMED = b"\x71"
 """First byte of the body of a record with a ``TaskSpan``: its two numbers follow, then the rest of the
 body."""
+
+
+def is_of_calls(channel: str) -> bool:
+    """Return True if a channel has records of calls."""
+    return channel.startswith(CALLS)
+
+
+def count_answers(channel: str) -> int:
+    """Return the number of answers that a task had when it made the calls in a channel."""
+    return int(channel.removeprefix(CALLS))
+
+
+def visible(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
+    """Return the writes that LangGraph sees: those that are not records of calls."""
+    return tuple(write for write in writes if not is_of_calls(write.channel))
 
 
 def record_key(write: PendingWrite) -> Key:

@@ -70,7 +70,7 @@ class Places(NodesOnly):
     def key(self, namespace: str) -> TaskKey:
         """Return the key of the task with this namespace, up to the first level that is unknown."""
         out: list[Any] = []
-        parts = namespace.split("|") if namespace else []
+        parts = [*filter(None, namespace.split("|"))]
         for end, part in enumerate(parts, 1):
             if ":" not in part:
                 out.append(part)
@@ -157,14 +157,10 @@ class Answering:
         self, call: CallRecord, task: TaskRecord | None = None, found: CallRecord | None = None
     ) -> UnrecordedCall:
         """Return the error for a call without a recorded answer, and note that it was refused."""
-        if task is not None:
-            node = task.node
-        else:
-            node = call.place.split("|")[-1].partition(":")[0]
+        node = call.place.split("|")[-1].partition(":")[0] if task is None else task.node
+        why = "the recorded step has no answer for it"
         if found is not None:
             why = f"its recorded answer is a {found.missing}, which could not be stored"
-        else:
-            why = "the recorded step has no answer for it"
         error = UnrecordedCall(
             f"node {node!r} calls the {call.kind} {call.name!r}: {why}. It was not called. Threads of graphs "
             "with Agent(graph, record=True), or perdure.replay.record_calls(graph), have every answer"
@@ -272,13 +268,9 @@ class Answering:
 
     def _expect_calls(self, task: TaskRecord) -> list[CallRecord]:
         if task.key not in self._expected:
-            given = self.given.get(task.key, 0)
             if task.calls:
-                if given in task.calls:
-                    answer_count = given
-                else:
-                    answer_count = max(task.calls)
-                self._expected[task.key] = task.calls[answer_count]
+                latest = task.calls[max(task.calls)]
+                self._expected[task.key] = task.calls.get(self.given.get(task.key, 0), latest)
             else:
                 self._expected[task.key] = task.derive_calls()
         return self._expected[task.key]
@@ -310,10 +302,7 @@ def _rebuild_error(place: str, text: str) -> Exception:
     module, _, name = place.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        if found is None:
-            found = None
-        else:
-            found = getattr(found, "__dict__", {}).get(part)
+        found = getattr(found, "__dict__", {}).get(part)
     if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, GraphBubbleUp):
         return RuntimeError(text)
     builtin: Any = next(each for each in found.__mro__ if each.__module__ == "builtins")

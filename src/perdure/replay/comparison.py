@@ -9,6 +9,7 @@ from typing import Any, Literal
 from langgraph.checkpoint.serde.types import TASKS
 
 from perdure.errors import UnrecordedCall
+from perdure.langgraph.call_records import MODEL
 from perdure.replay.answering import CallDifference, RefusedCall
 from perdure.replay.plain_values import align, snapshot
 from perdure.replay.recording import TaskKey, TaskRecord, names_of
@@ -56,10 +57,8 @@ class Difference:
     def place(self) -> str:
         """The step with the node, for people: ``step 3, node worker/agent``."""
         if self.node:
-            path = "/".join((*self.namespace, self.node))
-        else:
-            path = ""
-        return f"step {self.step}" + (f", node {path}" if path else "")
+            return f"step {self.step}, node {'/'.join((*self.namespace, self.node))}"
+        return f"step {self.step}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the difference as JSON data."""
@@ -115,28 +114,24 @@ class Comparison:
 
     def add_calls(self, differences: Collection[CallDifference]) -> None:
         """Add the calls that are not as recorded."""
-        for each in dict.fromkeys((d.task and d.task.key, *d[1:]) for d in differences):
-            task = next(d.task for d in differences if (d.task and d.task.key, *d[1:]) == each)
-            _, kind, name, recorded, parts = each
+        once: dict[tuple[Any, ...], CallDifference] = {}
+        for each in differences:
+            once.setdefault((each.task and each.task.key, *each[1:]), each)
+        for task, kind, name, recorded, parts in once.values():
+            what = f"{kind} {name!r}"
+            if recorded is not None and name and parts:
+                if recorded != name:
+                    what += f" ({recorded!r} when it was recorded)"
+                detail = f"what is sent to the {what} differs: {', '.join(parts)}"
+                self._add("prompt" if kind == MODEL else "call", task, detail=detail)
+                continue
             if recorded is None:
-                detail = f"calls the {kind} {name!r}, which was not called"
+                detail = f"calls the {what}, which was not called"
             elif not name:
                 detail = f"does not call the {kind} {recorded!r} any more"
-            elif parts:
-                if recorded != name:
-                    which = f" ({recorded!r} when it was recorded)"
-                else:
-                    which = ""
-                detail = f"what is sent to the {kind} {name!r}{which} differs: {', '.join(parts)}"
             else:
-                detail = f"calls the {kind} {name!r} instead of {recorded!r}"
-            self._add(
-                "prompt" if kind == "model" and parts else "call",
-                task,
-                expected=None if parts else recorded,
-                found=None if parts else name or None,
-                detail=detail,
-            )
+                detail = f"calls the {what} instead of {recorded!r}"
+            self._add("call", task, None, recorded, name or None, detail)
 
     def compare_tasks(
         self,
@@ -187,31 +182,20 @@ class Comparison:
             if str(found.error).startswith(f"{UnrecordedCall.__name__}("):
                 return  # the refused call is already among the differences
             if expected.error is None or snapshot(expected.error) != found.error:
-                if expected.error is None:
-                    detail = "raises an error"
-                else:
-                    detail = "raises another error"
-                self._add(
-                    "error", expected, expected=snapshot(expected.error), found=found.error, detail=detail
-                )
+                detail = "raises an error" if expected.error is None else "raises another error"
+                before = snapshot(expected.error)
+                self._add("error", expected, expected=before, found=found.error, detail=detail)
             return
         if expected.interrupts is not None or found.interrupts is not None:
             now = self._align(expected.interrupts, found.interrupts)
             if now != expected.interrupts:
-                self._add(
-                    "interrupt",
-                    expected,
-                    expected=expected.interrupts,
-                    found=now,
-                    detail="its interrupts differ",
-                )
+                self._add("interrupt", expected, None, expected.interrupts, now, "its interrupts differ")
         if expected.is_finished and found.is_finished:
             self._compare_writes(expected, found)
         elif expected.is_finished != found.is_finished and expected.interrupts == found.interrupts:
+            detail = "ends, and did not when it was recorded"
             if expected.is_finished:
                 detail = "does not end any more"
-            else:
-                detail = "ends, and did not when it was recorded"
             self._add("error", expected, detail=detail)
 
     def _compare_writes(self, expected: TaskRecord, found: TaskRecord) -> None:
@@ -223,13 +207,11 @@ class Comparison:
             )
             after = self._align(before, after)
             if before != after:
-                kind: Kind = "next" if name == TASKS else "write"
-                channel = None if name == TASKS else name
+                shown = _simplify(before), _simplify(after)
                 if name == TASKS:
-                    detail = "sends other tasks"
+                    self._add("next", expected, None, *shown, "sends other tasks")
                 else:
-                    detail = f"writes something else to {name!r}"
-                self._add(kind, expected, channel, _simplify(before), _simplify(after), detail)
+                    self._add("write", expected, name, *shown, f"writes something else to {name!r}")
         expected_next, found_next = (_list_next_nodes(each) for each in (expected, found))
         if expected_next != found_next:
             self._add("next", expected, None, expected_next, found_next, "leads to other nodes")

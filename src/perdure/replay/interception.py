@@ -110,10 +110,7 @@ def _describe_target(event: str, args: tuple[Any, ...]) -> str:
     command's arguments."""
     if event in _OF_SOCKET:
         address = args[-1]
-        if isinstance(address, tuple):
-            shown: Any = address[:2]
-        else:
-            shown = "a local socket"
+        shown: Any = address[:2] if isinstance(address, tuple) else "a local socket"
     elif event == "urllib.Request":
         shown = urlsplit(str(args[0])).hostname
     elif event == "os.system" or not args:
@@ -194,10 +191,7 @@ def _generate(
     **kwargs: Any,
 ) -> ChatResult:
     # A call without callbacks was not recorded, as recording uses callbacks.
-    if run_manager is None:
-        found = None
-    else:
-        found = answers.recorder.open.get(run_manager.run_id)
+    found = run_manager and answers.recorder.open.get(run_manager.run_id)
     call = found or CallRecord(MODEL, type(model).__name__, {}, place=_find_namespace())
     return _make_result(_answer(answers, call))
 

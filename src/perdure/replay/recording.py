@@ -12,20 +12,19 @@ from langgraph.types import Overwrite
 
 from perdure.engine.threads import history
 from perdure.engine.threads.thread_state import load_view
-from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, count_answers, is_of_calls
+from perdure.langgraph.call_records import MODEL, TOOL, CallRecord
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.missing_thread import missing_thread
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.write_records import NULL_TASK, count_answers, is_of_calls
 from perdure.replay.plain_values import snapshot
 
 TaskKey = tuple[Any, ...]
 """Place of a task below a step, which is the same in every replay: for each level of graphs the number of the
 step and the path of the task, and LangGraph's count of calls if one task calls several graphs."""
 
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Task id of writes that a command or an update made."""
 _PULL = "__pregel_pull"
 _PUSH = "__pregel_push"
 _START = -(2**63)
@@ -83,6 +82,13 @@ class StoredTask(NamedTuple):
     writes: Sequence[tuple[str, Any]]
 
 
+def _number_after(record: CheckpointRecord) -> int:
+    """Return LangGraph's number of the step that starts from a checkpoint."""
+    if record.step is None:
+        return _START + 1
+    return record.step + 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Step:
     """A step of a thread: from a checkpoint to its child.
@@ -106,7 +112,7 @@ class Step:
     @property
     def number(self) -> int:
         """LangGraph's number of the step."""
-        return (self.record.step if self.record.step is not None else _START) + 1
+        return _number_after(self.record)
 
 
 class Recording:
@@ -134,10 +140,7 @@ class Recording:
         checkpoint: CheckpointRecord | None = found.get(view.head.checkpoint_id)
         while checkpoint is not None:
             line.append(checkpoint)
-            if checkpoint.parent_id is None:
-                checkpoint = None
-            else:
-                checkpoint = found.get(checkpoint.parent_id)
+            checkpoint = found.get(checkpoint.parent_id or "")
         line.reverse()
         for namespace in (yield from history.read_namespaces(self._partition)):
             if namespace:
@@ -212,7 +215,7 @@ class Recording:
             return []
         namespace = records[0].namespace
         ids = [record.id for record in records]
-        steps = {record.id: (record.step if record.step is not None else _START) + 1 for record in records}
+        steps = {record.id: _number_after(record) for record in records}
         out: list[StoredTask] = []
         found = yield from self._saver.stored_writes(self._partition, namespace, ids)
         for name, writes in found.items():
@@ -254,10 +257,7 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
             if is_of_calls(channel):
                 record.calls[count_answers(channel)] = [CallRecord.read(each) for each in value]
             elif channel == RESUME:
-                if isinstance(value, list):
-                    record.answers = list(value)
-                else:
-                    record.answers = [value]
+                record.answers = list(value) if isinstance(value, list) else [value]
             elif channel == INTERRUPT:
                 record.interrupts = snapshot(value)
             elif channel == ERROR:
@@ -285,7 +285,7 @@ def pair_with_keys(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, Stor
 def _find_key(namespace: str, places: Mapping[str, StoredTask]) -> TaskKey | None:
     """Return the key of a namespace; ``None`` if a task on the way to it has stored nothing."""
     out: list[Any] = []
-    for part in namespace.split("|") if namespace else []:
+    for part in filter(None, namespace.split("|")):
         _, has_id, task_id = part.rpartition(":")
         if not has_id:
             out.append(part)

@@ -215,15 +215,16 @@ async def replayer_of(
         raise BadSetting(f"{agent.graph.place} makes a graph for each run; replay a graph that it made")
     handle = handle_of(database)
     saver = make_saver(database, [agent], [agent.graph], tenant)
-    if tenant is None:
-        partition = handle.partition(thread_id)
-    else:
-        partition = Partition(tenant, thread_id)
+    partition = handle.partition(thread_id)
+    if tenant is not None:
+        partition = partition._replace(tenant=tenant)
     recording = Recording(partition, saver)
     chain = await handle.arun(recording.load_chain())
+    if options.last is not None:
+        chain = chain[-options.last - 1 :]
     install()
     return Replayer(
-        chain=chain if options.last is None else chain[-options.last - 1 :],
+        chain=chain,
         handle=handle,
         agent=agent,
         graph=agent.graph,
@@ -290,19 +291,15 @@ class Replayer:
 
     async def _load(self, record: CheckpointRecord, child: CheckpointRecord | None) -> _Loaded:
         """Return a step with all that it needs of the database, which is not read while it is replayed."""
-        if child is not None and child.source == _LOOP:
-            follows = child
-        else:
-            follows = None
+        follows = child if child is not None and child.source == _LOOP else None
         step = await self.handle.arun(self.recording.load_step(record, follows))
         if step.skipped is not None:
             return _Loaded(step, {}, {}, None)
         start = {"": await self._read_tuple("", record.id)}
         for namespace, name in step.stateful.items():
             start[namespace] = await self._read_tuple(namespace, name)
-        if follows is None:
-            after = None
-        else:
+        after = None
+        if follows is not None:
             after = await self._read_tuple("", follows.id)
         deltas = [name for name, each in self.graph.channels.items() if isinstance(each, DeltaChannel)]
         config = config_of(self.partition.thread, "", record.id)

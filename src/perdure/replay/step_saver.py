@@ -20,8 +20,9 @@ from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.types import Interrupt
 
 from perdure.langgraph.channel_versions import make_next_version
+from perdure.model.write_records import NULL_TASK
 from perdure.replay.plain_values import snapshot
-from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, pair_with_keys
+from perdure.replay.recording import StoredTask, TaskKey, config_of, pair_with_keys
 
 _RESUMING = "__pregel_resuming"
 _Place = tuple[str, str, str]

@@ -16,15 +16,15 @@ from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.store.base import BaseStore
-from langgraph.types import Interrupt
 from pydantic import BaseModel, TypeAdapter
 
 from perdure.model.runs.messages import read_message, replace_surrogates
+
+if TYPE_CHECKING:
+    from langgraph.types import Interrupt
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
@@ -63,12 +63,20 @@ def to_plain(value: Any) -> Any:
     return json.loads(to_json(value))
 
 
-def _find_internals() -> tuple[type, ...]:
-    """Return the types of what holds internals of the worker, and the verified user. Modules that are not
-    loaded are left alone: they take half a second, and nothing can be of their types."""
-    runtime, prebuilt = sys.modules.get("langgraph.runtime"), sys.modules.get("langgraph.prebuilt.tool_node")
-    loaded = getattr(runtime, "Runtime", None), getattr(prebuilt, "ToolRuntime", None)
-    return (BaseStore, BaseCheckpointSaver, *(found for found in loaded if found is not None))
+_INTERNALS = (
+    ("langgraph.store.base", "BaseStore"),
+    ("langgraph.checkpoint.base", "BaseCheckpointSaver"),
+    ("langgraph.runtime", "Runtime"),
+    ("langgraph.prebuilt.tool_node", "ToolRuntime"),
+)
+"""Types of what holds internals of the worker, and the verified user."""
+
+
+def _is_of(value: object, *types: tuple[str, str]) -> bool:
+    """Return True if a value is of one of the types with these modules and names. Modules that are not loaded
+    are left alone: they take up to a second, and nothing can be of their types."""
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in types)
+    return isinstance(value, tuple(found for found in loaded if found is not None))
 
 
 def _plain(value: Any) -> Any:
@@ -87,11 +95,11 @@ def _make_plain(value: Any) -> Any:
     match value:
         case BaseModel():
             return value.model_dump()
-        case Interrupt():
+        case _ if _is_of(value, ("langgraph.types", "Interrupt")):
             return describe_interrupt(value)
         case Enum():
             return value.value
-        case _ if isinstance(value, _find_internals()):
+        case _ if _is_of(value, *_INTERNALS):
             return None
         case bytes() | bytearray():
             return b64encode(value).decode()

@@ -22,6 +22,7 @@ from perdure.model.arguments import require_text
 from perdure.model.records import Partition
 from perdure.model.runs.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, check_command, holds_anything
+from perdure.model.runs.waits import require_name
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents.agent import make_message_payload
 from perdure.runtime.agents.graph_factories import Access
@@ -29,7 +30,6 @@ from perdure.runtime.agents.run_user import GraphUser
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
-from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext

@@ -1,6 +1,7 @@
 """Single values come back exactly as from the stock serializer in its strict mode, or are refused by name.
 
-Covers perdure.langgraph.values.object_building, perdure.langgraph.values.object_packing.
+Covers perdure.langgraph.values.object_building, perdure.langgraph.values.object_packing,
+perdure.langgraph.values.payloads.
 """
 
 from __future__ import annotations

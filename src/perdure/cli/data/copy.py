@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import format_count, open_named_keys, say, show_progress_bar, warn
+from perdure.cli.app import format_count, handle_in, open_named_keys, say, show_progress_bar, warn
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -166,10 +166,9 @@ def copy(
     verb = "Would copy" if dry_run else "Copied"
     say(f"{verb} to {redact(target)}: {tally}")
     if tally.crons:
+        where = "is" if tally.crons == 1 else "are"
         if dry_run:
             where = "would then be"
-        else:
-            where = "is" if tally.crons == 1 else "are"
         warn(
             f"{format_count(tally.crons, 'cron')} of the source {where} in both databases, and workers on "
             "each start them: stop those of the source, or disable the crons there"
@@ -274,31 +273,25 @@ def _copy_one(
         else:
             tally.failed.append(f"{name} {text}; pass --replace to bring it up to date")
     tally.count(partition, moved)
-    if partition.space == THREADS:
-        much = f"{moved.digest.checkpoints} checkpoints"
-    elif partition.space == SERVER:
-        much = f"{moved.digest.documents} documents"
-    else:
-        much = f"{moved.digest.items} items"
+    counts = {
+        THREADS: f"{moved.digest.checkpoints} checkpoints",
+        SERVER: f"{moved.digest.documents} documents",
+    }
+    much = counts.get(partition.space, f"{moved.digest.items} items")
     if moved.kept:
         much += f", {moved.kept} only at the target stay"
-    if _has_crons(partition):
-        tally.crons += _count_crons(source_database, partition)
+    tally.crons += _count_crons(source_database, partition)
     progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
 
 
-def _has_crons(partition: Partition) -> bool:
+def _count_crons(database: SyncDatabase, partition: Partition) -> int:
+    """Return the number of crons in a partition that start runs by themselves."""
+    from perdure.engine.queue import crons
     from perdure.model.runs.queue import CRONS
 
-    return partition.space == SERVER and partition.thread == CRONS
-
-
-def _count_crons(database: SyncDatabase, partition: Partition) -> int:
-    """Return the number of crons that start runs by themselves."""
-    from perdure.database.base import handle_of
-    from perdure.engine.queue import crons
-
-    return sum(cron.due_at is not None for cron in handle_of(database).run(crons.read_all_crons(partition)))
+    if partition.space != SERVER or partition.thread != CRONS:
+        return 0
+    return sum(cron.due_at is not None for cron in handle_in(database).run(crons.read_all_crons(partition)))
 
 
 def label(partition: Partition) -> str:
@@ -330,7 +323,7 @@ class ProgressReport:
 def show_progress(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
     with show_progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
-        if bar is None:
+        if bar.disable:
             yield ProgressReport(say, lambda count: None)
             return
         task = bar.add_task("", total=total, megabytes=0.0)

@@ -12,6 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    Namespace,
     ThreadId,
     handle_in,
     json_text,
@@ -39,7 +40,7 @@ def diff(
     after: Annotated[
         str | None, typer.Argument(help="A checkpoint's id, tag or step; by default the latest")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
+    namespace: Namespace = "",
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
@@ -49,36 +50,27 @@ def diff(
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
     with open_database(place) as database:
-        newest = None
         if after is not None:
-            newest = checkpoint_id(database, thread_id, after, namespace)
-        new = database.show(thread_id, newest, namespace)
-        if before is None:
-            old_id = new.parent_id
-        else:
+            after = checkpoint_id(database, thread_id, after, namespace)
+        new = database.show(thread_id, after, namespace)
+        old_id = new.parent_id
+        if before is not None:
             old_id = checkpoint_id(database, thread_id, before, namespace)
-        old = None
+        first: dict[str, Any] = {}
         if old_id is not None:
-            old = database.show(thread_id, old_id, namespace)
-    if old is None:
-        first = {}
-    else:
-        first = {c.name: c.value for c in old.channels}
-    second = {c.name: c.value for c in new.channels}
-    changes = list(_find_changes(first, second))
+            first = {c.name: c.value for c in database.show(thread_id, old_id, namespace).channels}
+    changes = list(_find_changes(first, {c.name: c.value for c in new.channels}))
     if as_json:
         for change in changes:
             print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
         return
-    line = f"{quote_id(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}"
-    say(line)
+    say(f"{quote_id(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}")
     if not changes:
         out.print("No channel differs.")
     for change in changes:
         out.print(f"\n[bold]{escape(quote_id(change['channel']))}[/] {change['change']}", soft_wrap=True)
-        for sign, color in (("removed", "red"), ("added", "green")):
-            for item in change[sign]:
-                mark = "-" if sign == "removed" else "+"
+        for part, mark, color in (("removed", "-", "red"), ("added", "+", "green")):
+            for item in change[part]:
                 out.print(f"[{color}]{mark} {escape(_format_item(item))}[/]", soft_wrap=True)
 
 
@@ -127,19 +119,26 @@ def _format_json(value: Any) -> str:
     return json_text(value, sort_keys=True, ascii_only=False)
 
 
+def find_message(item: Any) -> dict[str, Any] | None:
+    """Return the fields of an item that is a message, ``None`` for any other item."""
+    if isinstance(item, dict):
+        fields = item.get("value")
+        if isinstance(fields, dict) and "content" in fields and "type" in fields:
+            return fields
+    return None
+
+
 def _format_item(item: Any) -> str:
     """Return an item on one line: a message as its type and text, anything else as JSON."""
-    inner = item.get("value") if isinstance(item, dict) else None
-    if isinstance(inner, dict) and "content" in inner and "type" in inner:
-        content = inner["content"]
-        if isinstance(content, str):
-            text = content
-        else:
-            text = _format_json(content)
-        calls = "".join(f" [calls {call.get('name')}]" for call in inner.get("tool_calls") or ())
-        line = f"{inner['type']}: {text}{calls}"
-    else:
+    message = find_message(item)
+    if message is None:
         line = _format_json(item)
+    else:
+        text = message["content"]
+        if not isinstance(text, str):
+            text = _format_json(text)
+        calls = "".join(f" [calls {call.get('name')}]" for call in message.get("tool_calls") or ())
+        line = f"{message['type']}: {text}{calls}"
     line = make_legible(line)
     if len(line) <= _WIDEST:
         return line

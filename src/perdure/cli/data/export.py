@@ -266,15 +266,12 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
                 "--replace, or --rename for another id"
             )
         for (each, into), (_, preview) in zip(moves, previews, strict=True):
-            digest = preview.digest
+            digest, text = preview.digest, "would be imported"
             if not dry_run:
                 digest = admin.move(archive, each, database, into, replace=options.replace).digest
+                text = "imported"
             if preview.found is State.SAME:
                 text = "is there already"
-            elif dry_run:
-                text = "would be imported"
-            else:
-                text = "imported"
             say(f"{digest.hex}  {quote_id(into.thread)}: {text}, {digest.checkpoints} checkpoints")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +52,9 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
         handle = handle_in(database)
         written = _Written(redact(url))
         for name in chosen.wanted:
-            with written.of(f"thread {name!r}") as note:
+            with written.of(f"thread {name!r}"):
                 count = export_thread(handle, Partition(tenant, name), saver)
-                note(f"{quote_id(name)}: {format_count(count.checkpoints, 'checkpoint')}")
+                written.note(f"{quote_id(name)}: {format_count(count.checkpoints, 'checkpoint')}")
     report_stateless(chosen.stateless)
     written.end("thread")
 
@@ -69,8 +71,7 @@ def _export_to_server(
             f"{redact(url)} gets the steps of a graph: name it with --graph agent=./agent.py:graph"
         )
     loaded = run_coroutine(load_graphs(options.server.graphs))
-    api = ServerApi(url, options.server.parse_headers())
-    try:
+    with closing(ServerApi(url, options.server.parse_headers())) as api:
         target, handle, written = ServerTarget(api), handle_in(database), _Written(redact(url))
         graphs = {
             name: graph.copy(update={"checkpointer": database.checkpointer()})
@@ -81,24 +82,21 @@ def _export_to_server(
         unexported = {*chosen.wanted, *chosen.stateless}
         for name in chosen.wanted:
             row = handle.run(load_row(Partition(tenant, name)))
+            metadata: Mapping[str, Any] = {}
             if row is not None:
-                metadata: dict[str, Any] = dict(row.metadata)
-            else:
-                metadata = {}
+                metadata = row.metadata
             graph_id = metadata.get("graph_id") or next(iter(graphs))
-            with written.of(f"thread {name!r}") as note:
+            with written.of(f"thread {name!r}"):
                 if graph_id not in graphs:
                     raise NotFound(f"it is of the graph {graph_id!r}; name it with --graph {graph_id}=PLACE")
                 outcome = target.write_thread(graphs[graph_id], name, {**metadata, "graph_id": graph_id})
                 unexported.remove(name)
-                note(f"{quote_id(name)}: {outcome}")
+                written.note(f"{quote_id(name)}: {outcome}")
         if options.everything:
             for namespace, key, value in _read_items(database):
                 with written.of(f"item {key!r}"):
                     target.write_item(namespace, key, value)
             _write_crons(handle, tenant, api, written, unexported)
-    finally:
-        api.close()
     report_stateless(chosen.stateless)
     written.end("thread")
 
@@ -151,12 +149,18 @@ class _Written:
         self._name = name
         self._count = 0
         self._failed = 0
-        self._records: dict[str, dict[str, int]] = {}
+        self._records: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def of(self, what: str) -> _Attempt:
-        """Return a context that writes one object: if that fails, the error is printed and the export goes
-        on."""
-        return _Attempt(self, what)
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Write one object in the block: if that fails, the error is printed and the export goes on."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            self._failed += 1
+            warn(f"{what} was not exported: {error}")
 
     def note(self, text: str) -> None:
         """Print what was written."""
@@ -165,13 +169,7 @@ class _Written:
 
     def count(self, kind: str, outcome: str) -> None:
         """Count a record of a kind; the sums are printed at the end."""
-        outcomes = self._records.setdefault(kind, {})
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-
-    def fail(self, what: str, error: PerdureError) -> None:
-        """Print what was not written."""
-        self._failed += 1
-        warn(f"{what} was not exported: {error}")
+        self._records[kind][outcome] += 1
 
     def end(self, what: str) -> None:
         """Print the sum. The exit code is 1 if something failed."""
@@ -181,17 +179,3 @@ class _Written:
             warn(f"{kind}s: {counts}")
         if self._failed:
             raise typer.Exit(1)
-
-
-class _Attempt:
-    def __init__(self, written: _Written, what: str) -> None:
-        self._written, self._what = written, what
-
-    def __enter__(self) -> Callable[[str], None]:
-        return self._written.note
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, PerdureError) or isinstance(error, Unavailable):
-            return False
-        self._written.fail(self._what, error)
-        return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, DataPlace, err, format_count, open_database, out, print_json, warn
+from perdure.cli.app import AsJson, DataPlace, err, format_count, open_database, out, print_json, track, warn
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -59,17 +58,16 @@ def fsck(
         raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
     with open_database(place) as database:
         report = _Report(as_json, names_tenants=all_tenants)
+        whose = None if all_tenants else place.tenant
         if repair and not thread_ids:
-            _accept_losses(database, None if all_tenants else place.tenant, report)
-        for detail in [] if thread_ids else admin.examine(database, all_tenants=all_tenants):
-            report.add_damage_of_database(detail)
+            _accept_losses(database, whose, report)
         if thread_ids:
-            places = []
+            places = [Partition(place.tenant, name) for name in thread_ids]
         else:
-            places = admin.partitions(database, None if all_tenants else place.tenant)
+            for detail in admin.examine(database, all_tenants=all_tenants):
+                report.add_damage_of_database(detail)
+            places = admin.partitions(database, whose)
         threads = [each for each in places if each.space == THREADS]
-        if thread_ids:
-            threads = [Partition(place.tenant, name) for name in thread_ids]
         histories = [each for each in places if each.space == SESSIONS]
         _check_threads(database, threads, report, _Checks(bool(thread_ids), repair, types))
         for each in histories:
@@ -104,10 +102,10 @@ class _Report:
         self._names_tenants = names_tenants
 
     def add_damage_of_database(self, detail: str) -> None:
-        advice = ""
+        line = f"database: {detail}"
         if "`perdure " not in detail:
-            advice = "; restore it from a backup"
-        self._print(f"database: {detail}{advice}", {"thread_id": None, "kind": "database", "detail": detail})
+            line += "; restore it from a backup"
+        self._print(line, {"thread_id": None, "kind": "database", "detail": detail})
         self.damaged += 1
 
     def add_thread(self, partition: Partition, kind: str, line: str, detail: str) -> None:
@@ -115,9 +113,8 @@ class _Report:
 
     def add_finding(self, partition: Partition, finding: Finding, *, is_repaired: bool = False) -> None:
         entry = {**asdict(finding), "kind": finding.kind.value, "repaired": is_repaired}
-        self._print(
-            f"repaired: {finding}" if is_repaired else str(finding), entry, partition, on_out=is_repaired
-        )
+        line = f"repaired: {finding}" if is_repaired else str(finding)
+        self._print(line, entry, partition, on_out=is_repaired)
 
     def add_accepted(self, partition: Partition, detail: str) -> None:
         entry = {"thread_id": None, "kind": "changed", "detail": detail, "repaired": True}
@@ -141,14 +138,10 @@ class _Report:
 def _check_threads(
     database: SyncDatabase, threads: Sequence[Partition], report: _Report, checks: _Checks
 ) -> None:
-    from rich.progress import track
-
-    hidden = len(threads) == 1 or not sys.stderr.isatty()
     tenant, of_tenant, saver = None, database, None
-    for partition in track(threads, "Checking", console=err, transient=True, disable=hidden):
+    for partition in track(threads, "Checking"):
         if partition.tenant != tenant:
             tenant, of_tenant = partition.tenant, _with_tenant(database, partition.tenant)
-            saver = None
             if checks.types is not None:
                 saver = _make_saver_for(of_tenant, checks.types)
         try:
@@ -235,8 +228,10 @@ def _describe_sound(threads: Sequence[Partition], histories: Sequence[Partition]
         counts.append(f"{len(histories)} {'history' if len(histories) == 1 else 'histories'}")
     if of_runtime:
         counts.append(f"{format_count(of_runtime, 'thread')} of the runtime itself")
-    whose = f" of {tenants} tenants" if tenants > 1 else ""
-    return f"{' and '.join(counts)}{whose} {'is' if len(threads) + len(histories) == 1 else 'are'} sound"
+    subject = " and ".join(counts)
+    if tenants > 1:
+        subject += f" of {tenants} tenants"
+    return f"{subject} {'is' if len(threads) + len(histories) == 1 else 'are'} sound"
 
 
 def _print_others(count: int) -> None:
@@ -258,10 +253,7 @@ def _make_saver_for(database: SyncDatabase, place: str) -> PerdureSaver:
 
     (chosen,) = choose_graphs([place], file=None, environ=os.environ)
     agent = asyncio.run(chosen.load())
-    if isinstance(agent.graph, Factory):
-        graphs = []
-    else:
-        graphs = [agent.graph]
+    graphs = [agent.graph] if not isinstance(agent.graph, Factory) else []
     return make_saver(database, [agent], graphs)
 
 

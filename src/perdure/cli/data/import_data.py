@@ -18,6 +18,7 @@ from perdure.cli.app import (
     open_database,
     print_json,
     quote_id,
+    run_coroutine,
     say,
     show_progress_bar,
     url_of,
@@ -31,7 +32,6 @@ from perdure.cli.data.langgraph_server import (
     RecordCounts,
     RecordTarget,
     ServerOptions,
-    import_records,
     open_server,
 )
 from perdure.cli.data.sessions import SessionOptions, import_sessions
@@ -170,8 +170,11 @@ def import_(
             if store and not threads:
                 items = _import_items(opened_source, database, options)
             if server is not None and not threads:
+                from perdure.cli.data.langgraph_server_records import write_records
+
                 target = RecordTarget(url_of(place.db), place.tenant, keys_of(place.keys), dry_run)
-                records = import_records(server.api, target, {each.thread for each in counts.skipped})
+                skipped = {each.thread for each in counts.skipped}
+                records = run_coroutine(write_records(server.api, target, skipped))
     finally:
         opened_source.close()
     result = _Result(
@@ -221,21 +224,19 @@ def _import_items(source: Source, database: SyncDatabase, options: ImportOptions
 
 
 class _Progress:
-    """Progress on a terminal; nothing where output is piped, so that reports can be read by programs."""
+    """Progress of an import: threads, and rows that were read."""
 
-    def __init__(self, bar: Progress | None, total: int | None) -> None:
+    def __init__(self, bar: Progress, total: int | None) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=total, rows=0) if bar is not None else None
+        self._task = bar.add_task("", total=total, rows=0)
         self._rows = 0
 
     def add_rows(self, count: int) -> None:
         self._rows += count
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, rows=self._rows)
+        self._bar.update(self._task, rows=self._rows)
 
     def add_thread(self, report: ThreadReport) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
+        self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@ threads."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from perdure.errors import BadSetting
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
-    from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.source import ServerSource
     from perdure.storage.key_providers import KeyProvider
 
@@ -68,15 +66,13 @@ def open_server(url: str, options: ServerOptions) -> ServerSource:
     from perdure.imports.langgraph_server.source import ServerSource
 
     headers = options.parse_headers()
-    if options.graphs:
-        graphs = run_coroutine(load_graphs(options.graphs))
-    else:
-        graphs = {}
-    return ServerSource(ServerApi(url, headers), graphs)
+    return ServerSource(ServerApi(url, headers), run_coroutine(load_graphs(options.graphs)))
 
 
 async def load_graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]:
     """Load graphs, by the names that they have at the server; a graph without a name is for all threads."""
+    if not words:
+        return {}
     import os
 
     from langgraph.pregel import Pregel
@@ -115,16 +111,3 @@ class RecordTarget:
     tenant: str
     key: KeyProvider | None
     dry_run: bool
-
-
-def import_records(api: ServerApi, target: RecordTarget, without: Collection[str]) -> RecordCounts:
-    """Import the records of a server; records that the target already has stay as they are.
-
-    Args:
-        api: The server.
-        target: The database.
-        without: Threads whose records are left out, as they were not imported.
-    """
-    from perdure.cli.data.langgraph_server_records import write_records
-
-    return run_coroutine(write_records(api, target, without))

@@ -28,7 +28,13 @@ _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 
 
 async def write_records(api: ServerApi, target: RecordTarget, without: Collection[str]) -> RecordCounts:
-    """Import the records of a server, as ``import_records`` says."""
+    """Import the records of a server; records that the target already has stay as they are.
+
+    Args:
+        api: The server.
+        target: The database.
+        without: Threads whose records are left out, as they were not imported.
+    """
     counts = RecordCounts()
     async with connect(target.url, tenant=target.tenant, encryption_key=target.key) as database:
         records = _Records(handle_of(database), target, counts)
@@ -61,8 +67,7 @@ class _Records:
                 )
                 continue
             current = await stored.get(name)
-            is_there = len(past) == len(bodies) and current is not None and current.number == found["version"]
-            if is_there:
+            if len(past) == len(bodies) and current is not None and current.number == found["version"]:
                 continue
             self._counts.assistants += 1
             if self._target.dry_run:
@@ -108,10 +113,9 @@ class _Records:
             except Unavailable:
                 raise
             except (PerdureError, ValueError, KeyError) as error:
+                why = f"it is not one ({type(error).__name__})"
                 if isinstance(error, PerdureError):
                     why = str(error)
-                else:
-                    why = f"it is not one ({type(error).__name__})"
                 self._counts.skipped.append(f"cron {name}: {why}")
 
     async def _import_cron(self, name: str, shown: Mapping[str, Any]) -> None:

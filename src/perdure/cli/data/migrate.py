@@ -28,14 +28,10 @@ def migrate(
         for step in steps if dry_run else ():
             say(step)
         if steps:
-            advice = ""
+            needed = f"this release needs {after}" if found < after else "but parts of it are missing"
             if not dry_run:
-                advice = "; run `perdure migrate` with this URL"
-            if found < after:
-                needed = f"this release needs {after}"
-            else:
-                needed = "but parts of it are missing"
-            warn(f"{name} is at schema version {found}, {needed}{advice}")
+                needed += "; run `perdure migrate` with this URL"
+            warn(f"{name} is at schema version {found}, {needed}")
             raise typer.Exit(1 if check else 0)
         say(f"{name} is at schema version {after} already")
         return

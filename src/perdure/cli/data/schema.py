@@ -15,16 +15,16 @@ from perdure.cli.app import (
     AsJson,
     DataPlace,
     ThreadId,
-    err,
     handle_in,
+    new_group,
     open_database,
     out,
     print_json,
     quote_id,
     say,
+    show_progress_bar,
     warn,
 )
-from perdure.cli.suggestions import Group
 from perdure.model.records import INTERNAL
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from perdure.runtime.agents.agent import Agent
     from perdure.schema.schema import Schema
 
-schema = typer.Typer(
-    cls=Group,
-    help="Change a graph under live threads: record its schema, check it, and plan a deploy.",
-    no_args_is_help=True,
+schema = new_group(
+    "schema", "Change a graph under live threads: record its schema, check it, and plan a deploy."
 )
 GraphPlace = Annotated[
     str | None,
@@ -132,10 +130,9 @@ def check(
     for chosen in _choose_graphs(graphs or (), config):
         agent, found = _load_agent(chosen, schema_place)
         # A graph has two names, and is recorded under the one that was used first.
-        if chosen.word not in records and chosen.other in records:
+        place = chosen.word
+        if place not in records and chosen.other in records:
             place = chosen.other
-        else:
-            place = chosen.word
         now, recorded = fingerprint(_get_graph(agent)), records.get(place)
         wrong = contradictions(found, now)
         why = verdict(recorded, found.version, now)
@@ -194,8 +191,6 @@ def plan(
     that waits in a node that is gone, whose answer would not arrive, whose values the graph does not take,
     or on which a step fails. Exit code 1 if there is one.
     """
-    from rich.progress import Progress
-
     from perdure.runtime.operations.schema_plan import plan as plan_threads
 
     agent, found = _load_agent(_choose_one(graph_word, config), schema_place)
@@ -203,13 +198,12 @@ def plan(
     pinned = waiting = broken = 0
     with open_database(place) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
-        if sample is None:
-            tried = names
-        else:
+        tried = names
+        if sample is not None:
             tried = names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
-        with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
-            for each in progress.track(plans, total=len(tried), description="threads"):
+        with show_progress_bar("threads", is_hidden=as_json) as bar:
+            for each in bar.track(plans, total=len(tried), description=""):
                 versions["unreadable" if each.version is None else str(each.version)] += 1
                 pinned += each.pinned is not None
                 waiting += bool(each.waits_in)
@@ -218,9 +212,7 @@ def plan(
                     print_json({"thread_id": each.thread_id, "problems": list(each.problems)})
                     continue
                 for problem in each.problems:
-                    progress.console.print(
-                        f"{escape(quote_id(each.thread_id))}: {escape(problem)}", soft_wrap=True
-                    )
+                    warn(f"{quote_id(each.thread_id)}: {problem}")
     if as_json:
         print_json(
             {

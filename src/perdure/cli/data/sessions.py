@@ -55,14 +55,11 @@ def import_sessions(where: str, options: SessionOptions) -> None:
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
             with show_progress_bar("sessions") as bar:
-                task = None
-                if bar is not None:
-                    task = bar.add_task("", total=len(wanted) or None)
+                task = bar.add_task("", total=len(wanted) or None)
                 for report in importer.run(found):
                     counts.add(report)
                     seen.add(report.session)
-                    if bar is not None and task is not None:
-                        bar.update(task, advance=1, description=escape(quote_id(report.session)[:60]))
+                    bar.update(task, advance=1, description=escape(quote_id(report.session)[:60]))
     finally:
         source.close()
     if missing := sorted(wanted - seen):
@@ -111,9 +108,6 @@ def _describe(counts: SessionCounts) -> str:
     text = f"{format_count(counts.states['imported'], 'session')}, {format_count(counts.messages, 'message')}"
     for state, count in counts.states.items():
         if count and state != "imported":
-            if state == "extended":
-                words = "brought up to date"
-            else:
-                words = state
+            words = "brought up to date" if state == "extended" else state
             text += f"; {format_count(count, 'session')} {words}"
     return text

@@ -18,25 +18,18 @@ from perdure.cli.app import (
     err,
     format_count,
     handle_in,
+    new_group,
     open_database,
     print_json,
     quote_id,
     say,
 )
-from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
     from perdure.langgraph.search.index import SearchIndex
 
-store = typer.Typer(
-    cls=Group, help="Maintain the store: what agents know beside their threads.", no_args_is_help=True
-)
-
-
-@store.callback()
-def group() -> None:
-    """Maintain the store: what agents know beside their threads."""
+store = new_group("store", "Maintain the store: what agents know beside their threads.")
 
 
 @store.command()

@@ -10,19 +10,14 @@ from perdure.cli.app import (
     Db,
     Keys,
     add_listing,
+    new_group,
     open_database,
     out,
     print_json,
     quote_id,
 )
-from perdure.cli.suggestions import Group
 
-tenants = typer.Typer(cls=Group, help="Look at the tenants of a database.", no_args_is_help=True)
-
-
-@tenants.callback()
-def group() -> None:
-    """Look at the tenants of a database."""
+tenants = new_group("tenants", "Look at the tenants of a database.")
 
 
 def list_tenants(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> None:

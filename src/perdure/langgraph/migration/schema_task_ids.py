@@ -15,7 +15,6 @@ from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from langgraph.constants import START
-from langgraph.types import Interrupt, Send
 from xxhash import xxh3_128_hexdigest
 
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -122,6 +121,8 @@ class TaskMoves:
 
     def rename_interrupts(self, value: Any) -> Any:
         """Return the value of an interrupt's write with the present ids."""
+        from langgraph.types import Interrupt
+
         if not isinstance(value, list | tuple):
             return value
         return [
@@ -176,6 +177,8 @@ class TaskMoves:
 
 
 def _list_nodes(sends: Sequence[object]) -> list[str]:
+    from langgraph.types import Send
+
     return [send.node if isinstance(send, Send) else "" for send in sends]
 
 

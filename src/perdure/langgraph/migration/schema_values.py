@@ -13,15 +13,8 @@ from perdure.errors import MigrationFailed, PerdureError
 from perdure.langgraph.values.datatypes import find_own_type
 from perdure.langgraph.values.object_building import METHOD, unpack_array
 from perdure.langgraph.values.object_building import build as build_object
-from perdure.langgraph.values.serde import (
-    CODEC_EXT,
-    NUMPY_EXT,
-    SNAPSHOT_EXT,
-    SURROGATES_EXT,
-    DeltaSnapshot,
-    Serde,
-    is_snapshot,
-)
+from perdure.langgraph.values.payloads import CODEC_EXT, NUMPY_EXT, SNAPSHOT_EXT, SURROGATES_EXT
+from perdure.langgraph.values.serde import DeltaSnapshot, Serde, is_snapshot
 from perdure.schema.steps import ChannelConverted, Converter
 
 Payload = tuple[int, bytes]

@@ -148,7 +148,7 @@ def _extend(base: Sequence[Tree], updates: Sequence[Tree]) -> EncodedList | None
 def _read_overwrite(update: Tree) -> tuple[bool, Tree | None]:
     """Return whether an update replaces the value, and with what."""
     if isinstance(update, EncodedDict):
-        key = _serde.pack_key(_OVERWRITE_KEY)
+        key = ormsgpack.packb(_OVERWRITE_KEY)
         if [name for name, _ in update.items] == [key]:
             return (True, update.items[0][1])
         return (False, None)

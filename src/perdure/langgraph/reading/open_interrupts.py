@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
-from langgraph.types import Interrupt
-
 from perdure.engine.queue.questions import Asked
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.undisturbed import read_undisturbed
@@ -111,6 +109,8 @@ def interrupt_id(place: str, number: int) -> str:
         place: the namespace of the task: the names and ids, ``node:id``, of its parents and its own.
         number: the number of answers that the task has.
     """
+    from langgraph.types import Interrupt
+
     return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 

@@ -17,7 +17,6 @@ from perdure.engine.threads.chunk_reads import resolve
 from perdure.engine.threads.thread_state import load_view
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import NotFound, TooLarge
-from perdure.langgraph.call_records import visible
 from perdure.langgraph.reading.delta_values import load_deltas, unwrap_snapshot
 from perdure.langgraph.reading.plain_serde import PlainSerde, text_of
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -28,6 +27,7 @@ from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
 from perdure.model.values.tree import EncodedDict, EncodedList, Tree
+from perdure.model.write_records import visible
 
 _STEP = re.compile(r"-?[0-9]{1,9}")
 _NAMED_MAX = 5

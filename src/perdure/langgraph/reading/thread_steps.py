@@ -16,7 +16,6 @@ from langgraph.constants import START
 from perdure.engine.threads import chunk_reads, history
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.undisturbed import read_undisturbed
-from perdure.langgraph.call_records import visible
 from perdure.langgraph.migration.schema_task_ids import SENDS
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.step_authors import (
@@ -36,7 +35,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
-from perdure.model.write_records import NULL_TASK
+from perdure.model.write_records import NULL_TASK, visible
 from perdure.schema.changes import BRANCH
 
 STEPS = 50

@@ -44,14 +44,17 @@ from perdure.langgraph.values.object_building import (
 )
 from perdure.langgraph.values.object_building import build as build_object
 from perdure.langgraph.values.object_packing import find_wire_form, is_array, is_whole_in_parts, split_array
+from perdure.langgraph.values.payloads import (
+    CODEC_EXT,
+    NUMPY_EXT,
+    SNAPSHOT_EXT,
+    SURROGATES_EXT,
+    UNPACK_OPTIONS,
+    PayloadReader,
+)
 from perdure.langgraph.values.roundtrip import is_same
 from perdure.langgraph.values.unstorable import describe
 from perdure.model.values import refs
-
-# LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and two of our own.
-NUMPY_EXT, SNAPSHOT_EXT = 6, 7
-SURROGATES_EXT = 64
-CODEC_EXT = 65
 
 _PACK = (
     ormsgpack.OPT_NON_STR_KEYS
@@ -60,7 +63,6 @@ _PACK = (
     | ormsgpack.OPT_PASSTHROUGH_ENUM
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-_UNPACK = ormsgpack.OPT_NON_STR_KEYS
 _TRIES = 1000
 _TOO_DEEP = "Recursion limit reached"
 """Text of MessagePack's error for a value that is nested too deeply."""
@@ -105,7 +107,7 @@ def is_snapshot(value: object) -> bool:
     return type(value) is DeltaSnapshot
 
 
-class Serde:
+class Serde(PayloadReader):
     """Packs and unpacks single values. Immutable; safe to share between threads."""
 
     def __init__(self, allow: Allow | Types = "imported", *, codecs: Collection[Codec] = ()) -> None:
@@ -148,7 +150,7 @@ class Serde:
         def note_error(code: int, data: bytes) -> Any:
             if code == SURROGATES_EXT:
                 return ""
-            inner = ormsgpack.unpackb(data, ext_hook=note_error, option=_UNPACK)
+            inner = ormsgpack.unpackb(data, ext_hook=note_error, option=UNPACK_OPTIONS)
             if code not in (SNAPSHOT_EXT, NUMPY_EXT, METHOD) and isinstance(inner, list) and len(inner) > 1:
                 try:
                     self._find_codec(inner[0]) if code == CODEC_EXT else self.types.find(inner[0], inner[1])
@@ -159,7 +161,7 @@ class Serde:
         if payload_type == refs.MSGPACK:
             # Keys may be objects, and they all become ``None`` here: only the types matter.
             with suppress(ormsgpack.MsgpackDecodeError, TypeError):
-                ormsgpack.unpackb(body, ext_hook=note_error, option=_UNPACK)
+                ormsgpack.unpackb(body, ext_hook=note_error, option=UNPACK_OPTIONS)
         if not found:
             try:
                 self.value(payload_type, body)
@@ -178,18 +180,6 @@ class Serde:
         if isinstance(value, bytearray):
             return refs.BYTEARRAY, bytes(value)
         return refs.MSGPACK, self.pack(value)
-
-    def value(self, payload_type: int, body: bytes) -> Any:
-        """Return the value of a payload."""
-        if payload_type == refs.MSGPACK:
-            return self.unpack(body)
-        if payload_type == refs.NULL:
-            return None
-        if payload_type == refs.BYTES:
-            return body
-        if payload_type == refs.BYTEARRAY:
-            return bytearray(body)
-        raise Corrupt(f"a payload of the unknown type {payload_type}")
 
     def pack(self, value: Any) -> bytes:
         """Pack one value, as it is at one moment of the call.
@@ -261,7 +251,7 @@ class Serde:
         """Return a packed value as dicts, lists and scalars that nothing else refers to; packed again they
         are the same bytes. Objects stay packed, except for a DeltaChannel's snapshot."""
         try:
-            return ormsgpack.unpackb(body, ext_hook=_read_plain_ext, option=_UNPACK)
+            return ormsgpack.unpackb(body, ext_hook=_read_plain_ext, option=UNPACK_OPTIONS)
         except (ormsgpack.MsgpackDecodeError, ValueError, TypeError) as error:
             raise Unserialisable(
                 f"a value cannot be stored, as it could not be read again: {error}"
@@ -277,7 +267,7 @@ class Serde:
     def unpack(self, body: bytes) -> Any:
         """Unpack a value; raise ``TypeNotAllowed`` if it names a type that is not allowed."""
         try:
-            return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=_UNPACK)
+            return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=UNPACK_OPTIONS)
         except (ormsgpack.MsgpackDecodeError, ValueError) as error:
             cause = _hook.take_error()
             if isinstance(cause, Unreadable | Corrupt):
@@ -429,7 +419,7 @@ class Serde:
             try:
                 if code == SURROGATES_EXT:
                     return data.decode("utf-8", "surrogatepass")
-                inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
+                inner = ormsgpack.unpackb(data, ext_hook=hook, option=UNPACK_OPTIONS)
                 if code == SNAPSHOT_EXT:
                     return DeltaSnapshot(inner)
                 if code == NUMPY_EXT:
@@ -512,7 +502,7 @@ def _detach(value: Any) -> Any:
 
 def _read_plain_ext(code: int, data: bytes) -> Any:
     if code == SNAPSHOT_EXT:
-        return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_read_plain_ext, option=_UNPACK))
+        return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_read_plain_ext, option=UNPACK_OPTIONS))
     return ormsgpack.Ext(code, data)
 
 

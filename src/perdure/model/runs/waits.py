@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from perdure.model.runs.messages import replace_surrogates
+
 WAITS = "waits"
 """Entry of the note of a run with its waits, by the ids of their interrupts."""
 
@@ -30,6 +32,10 @@ EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
 
 Kind = Literal["question", "sleep", "signal"]
 """The event that ends a wait: an answer, its time alone, or a signal of its name."""
+
+
+NAME_MAX = 200
+"""Maximum number of characters of the name of a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +195,10 @@ def is_unanswerable(waits: Waits, interrupt_id: str) -> bool:
     """Return True if an interrupt takes no answer of a person: it belongs to a sleep or to a wait for a
     signal."""
     return interrupt_id in waits and waits[interrupt_id].kind != "question"
+
+
+def require_name(name: object) -> str:
+    """Return the name of a signal; ``ValueError`` if it is not valid."""
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or replace_surrogates(name) != name:
+        raise ValueError(f"the name of a signal is a text of 1 to {NAME_MAX} characters, not {name!r:.100}")
+    return name

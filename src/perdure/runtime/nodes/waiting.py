@@ -23,8 +23,8 @@ from langgraph.errors import GraphInterrupt
 from langgraph.types import interrupt
 
 from perdure.errors import NotAllowed, OverMaximum, QuestionExpired
-from perdure.model.runs.messages import encode, replace_surrogates
-from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait
+from perdure.model.runs.messages import encode
+from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait, require_name
 from perdure.runtime.nodes.effects import find_node_journal
 from perdure.runtime.settings import parse_span
 
@@ -33,8 +33,6 @@ Span = float | timedelta
 
 DEFAULT_MAX = 64 * 1024
 """Maximum number of bytes of JSON of a default."""
-NAME_MAX = 200
-"""Maximum number of characters of the name of a signal."""
 _REMINDERS_MAX = 20
 
 
@@ -155,13 +153,6 @@ def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) 
     """Wait like ``wait_for``, in a node that is a plain function."""
     wait = wait_of("signal", within, default, None, name=require_name(name))
     return _ask({WAITS_FOR: "signal", "name": name}, wait)
-
-
-def require_name(name: object) -> str:
-    """Return the name of a signal; ``ValueError`` if it is not valid."""
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or replace_surrogates(name) != name:
-        raise ValueError(f"the name of a signal is a text of 1 to {NAME_MAX} characters, not {name!r:.100}")
-    return name
 
 
 def wait_of(

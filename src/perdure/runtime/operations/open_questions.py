@@ -26,9 +26,8 @@ from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Run, copy_plain
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
-from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits
+from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits, require_name
 from perdure.model.times import time_of
-from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import Options

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from perdure.runtime.nodes.waiting import NAME_MAX
+from perdure.model.runs.waits import NAME_MAX
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.openapi import make_router
 from perdure.server.requests import Body

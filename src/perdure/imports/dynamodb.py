@@ -17,7 +17,6 @@ from botocore.config import Config
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     DAMAGED,
@@ -27,6 +26,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )

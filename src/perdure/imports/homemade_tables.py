@@ -18,16 +18,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid5
 
-from langgraph.checkpoint.base import CheckpointTuple
-
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
-from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, load, payload
+from perdure.imports.payloads import load, payload
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
+    Source,
     SourceCheckpoint,
-    SourceItem,
     SourceWrite,
     WriteSlot,
 )
@@ -116,7 +113,7 @@ class _OutlineFacts:
             self.slots.setdefault(slot.checkpoint_id, []).append(slot)
 
 
-class PlainSource:
+class PlainSource(Source):
     """Tables of the plain layout; closing the source closes ``rows``.
 
     Args:
@@ -129,7 +126,7 @@ class PlainSource:
     """
 
     def __init__(self, name: str, rows: PlainRows, dialect: Dialect) -> None:
-        self.name = self.verifier = name
+        self.name = name
         self._rows, self._sql = rows, dialect
         self._facts: _OutlineFacts | None = None
         self._opened_at = datetime.now(UTC).isoformat()
@@ -265,11 +262,9 @@ class PlainSource:
                 found = payload(*_read_column(kind, text))
             yield SourceWrite(slot, "", channel, *found)
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as they are read here: no saver is known for this layout."""
-        slots = self._load_facts(thread).slots
-        for found in self.checkpoints(thread, wanted):
-            yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> Sequence[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        return self._load_facts(thread).slots.get(entry.id, ())
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was created last. If several were, or there are no times, return the
@@ -285,10 +280,6 @@ class PlainSource:
         newest = [name for name, created in found if created == found[0][1]]
         parents = {entry.parent_id for entry in outline.checkpoints}
         return str(max([name for name in newest if name not in parents] or newest))
-
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: the layout has no store."""
-        return iter(())
 
     def close(self) -> None:
         """Release the source."""

@@ -10,17 +10,15 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
-from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import SERDE, StockSerde, load
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
     SourceCheckpoint,
-    SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )
@@ -168,20 +166,13 @@ class RedisSource(StockSource):
         fields: Any = self._client.hkeys(self._make_key("wr", thread, *entry[:2]))
         return [_make_slot(*entry[:2], field.decode()) for field in fields]
 
-    @_reading
-    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        """Return a checkpoint as the saver returns it."""
-        return super().read_stock(thread, entry)
+    read_stock = _reading(StockSource.read_stock)
 
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was written last, as the saver does."""
         outlined_ids = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
         return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in outlined_ids)
-
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: the package has no store."""
-        return iter(())
 
     def close(self) -> None:
         """Close the connections."""

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import psycopg
-from langgraph.checkpoint.base import CheckpointTuple
 from psycopg.rows import dict_row
 
 from perdure.errors import BadUrl, Contention
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.postgres_rows import connect
 from perdure.imports.source import (
@@ -21,6 +19,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )
@@ -224,10 +223,7 @@ class PostgresSource(StockSource):
         )
         return [WriteSlot(*entry[:2], *row.values()) for row in rows]
 
-    @_reading
-    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        """Return a checkpoint as the stock saver returns it."""
-        return super().read_stock(thread, entry)
+    read_stock = _reading(StockSource.read_stock)
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of the store."""

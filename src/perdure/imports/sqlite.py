@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import BadUrl, Contention, Corrupt
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     CheckpointEntry,
@@ -18,6 +17,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
 )
 from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8

@@ -300,10 +300,10 @@ def _make_item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
         # DynamoDBStore stores the time when an item expires, from which its lifetime is derived.
-        expires = None
+        expires = ttl = None
         if "expires_at" in row:
             expires = int(row["expires_at"]["N"]) * 1_000_000
-        ttl = None if expires is None else max(expires - updated, 1)
+            ttl = max(expires - updated, 1)
         return SourceItem(tuple(prefix.split(":")), key, value, created, updated, ttl, expires)
     except DAMAGED as error:
         where = f"item {key!r} of the store's namespace {prefix!r}"

@@ -299,6 +299,13 @@ def open_tables(name: str, rows: PlainRows, dialect_of: Callable[[], Dialect]) -
         raise
 
 
+def write_optional(columns: Collection[str], column: str, sql: str) -> str:
+    """Return the SQL of a column, ``NULL`` if the table does not have it."""
+    if column in columns:
+        return sql
+    return "NULL"
+
+
 def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[str]) -> None:
     """Raise ``BadUrl`` if tables lack columns of the layout; the error names the columns.
 
@@ -345,17 +352,10 @@ def _count_ancestors(outline: Outline) -> dict[str, int]:
     parents = {entry.id: entry.parent_id for entry in outline.checkpoints}
     depths: dict[str, int] = {}
     for name in parents:
-        path: list[str] = []
+        path: dict[str, None] = {}
         ancestor: str | None = name
-        on_path: set[str] = set()
-        while (
-            ancestor is not None
-            and ancestor in parents
-            and ancestor not in depths
-            and ancestor not in on_path
-        ):
-            path.append(ancestor)
-            on_path.add(ancestor)
+        while ancestor in parents and ancestor not in depths and ancestor not in path:
+            path[ancestor] = None
             ancestor = parents[ancestor]
         depth = depths.get(ancestor, -1) if ancestor is not None else -1
         for passed in reversed(path):

@@ -80,6 +80,11 @@ class SourceWrite(NamedTuple):
     kind: int
     body: bytes
 
+    @property
+    def order(self) -> tuple[str, str, int]:
+        """The place of the write in the order in which a super-step applies them."""
+        return self.task_path, self.slot.task_id, self.slot.idx
+
 
 class SourceItem(NamedTuple):
     """An item of a store. Times are microseconds since 1970, ``ttl`` is a duration in microseconds."""
@@ -211,7 +216,7 @@ def _make_tuple(thread: str, found: SourceCheckpoint, writes: Iterable[SourceWri
         place = {"checkpoint_ns": entry.namespace, "checkpoint_id": checkpoint_id}
         return {"configurable": {"thread_id": thread, **place}}
 
-    ordered = sorted(writes, key=lambda w: (w.task_path, w.slot.task_id, w.slot.idx))
+    ordered = sorted(writes, key=lambda write: write.order)
     return CheckpointTuple(
         config(entry.id),
         found.checkpoint,  # type: ignore[arg-type]

@@ -157,11 +157,10 @@ class HistorySource(Source):
         if self._loaded is None or self._loaded.thread != thread:
             with self._path.open("rb") as file:
                 file.seek(self._offsets[thread])
-                found = self._parse(file.read() if self._is_array else file.readline(), "a conversation")
-            if self._is_array:
-                messages = found
-            else:
-                messages = found.get("messages")
+                text = file.read() if self._is_array else file.readline()
+            messages = self._parse(text, "a conversation")
+            if not self._is_array:
+                messages = messages.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
             self._loaded = _Conversation(thread, self._channel, to_neutral(messages))
@@ -169,10 +168,11 @@ class HistorySource(Source):
 
     def outline(self, thread: str) -> Outline:
         """Return a checkpoint for each message of a conversation."""
-        entries: list[CheckpointEntry] = []
-        for name in self._load_conversation(thread).positions if thread in self._offsets else ():
-            entries.append(CheckpointEntry("", name, entries[-1].id if entries else None))
-        return Outline(entries)
+        if thread not in self._offsets:
+            return Outline()
+        names = list(self._load_conversation(thread).positions)
+        parents = [None, *names[:-1]]
+        return Outline([CheckpointEntry("", *pair) for pair in zip(names, parents, strict=True)])
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""

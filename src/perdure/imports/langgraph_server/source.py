@@ -54,10 +54,7 @@ class ServerSource(Source):
         self.name = api.name
         self._steps = {name: GraphSteps(graph) for name, graph in (graphs or {}).items()}
         # With graphs, values may have any of their types; without them only messages have a type.
-        if graphs:
-            self._serde = Serde("imported")
-        else:
-            self._serde = Serde("listed")
+        self._serde = Serde("imported" if graphs else "listed")
         self._file = TemporaryFile()  # noqa: SIM115 - as long as the source
         self._places: dict[Key, tuple[int, int]] = {}
         self._thread: str | None = None

@@ -36,9 +36,8 @@ def open_read_only(url: str) -> Driver:
 
     A SQLite file is opened without changing a byte of it, so it may be a read-only copy.
     """
-    open_backend = getattr(backend_of(url), "open_read_only", None)
-    driver: Driver = open_driver(url) if open_backend is None else open_backend(url)
-    return ReadOnlyDriver(driver)
+    open_backend = getattr(backend_of(url), "open_read_only", open_driver)
+    return ReadOnlyDriver(open_backend(url))
 
 
 def _check(effect: Effect[R]) -> None:

@@ -127,10 +127,9 @@ class D1Driver:
         tries = Tries(sleep=self._sleep, outage=self._outage)
         remaining = list(parts)
         while remaining:
+            statements: list[Statement] = []
             if commits and slot.is_new:
-                statements = [writing.forget_receipts()]
-            else:
-                statements = []
+                statements.append(writing.forget_receipts())
             spans: list[tuple[_Part, int, int]] = []
             for part in remaining:
                 start = len(statements)
@@ -139,10 +138,9 @@ class D1Driver:
             if commits:
                 statements.append(writing.select_receipts(ids))
             try:
+                results: list[Rows] = []
                 if statements:
                     results = self._transport.batch(statements)
-                else:
-                    results = []
             except AnswerLost as lost:
                 if not tries.wait_for_next(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
@@ -345,11 +343,7 @@ def open_driver(url: str) -> D1Driver:
         transport.close()
         raise
     is_remote = isinstance(target, D1Url)
-    if isinstance(target, D1Url):
-        patience_s = target.patience
-    else:
-        patience_s = PATIENCE_S
-    return D1Driver(transport, target.name, has_threads=is_remote, patience_s=patience_s)
+    return D1Driver(transport, target.name, has_threads=is_remote, patience_s=target.patience)
 
 
 def _parse_target(url: str) -> D1Url | BindingUrl:

@@ -47,9 +47,6 @@ class Blocking(WrappingDriver):
     async def aperform(self, effect: Effect[R]) -> R:
         return await self._inner.aperform(effect)
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class Awaited(Blocking):
     """Driver whose ``perform`` awaits ``aperform`` in an event loop of its own."""

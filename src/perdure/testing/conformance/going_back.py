@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.database.base import handle_of
 from perdure.errors import CannotTakeBack, Conflict, Corrupt, Fenced
@@ -14,7 +13,6 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, Partition
-from perdure.storage.port import run
 from perdure.testing.conformance.backend import (
     THREAD,
     Backend,
@@ -40,15 +38,7 @@ def step(
     root: str | None = None,
 ) -> RunnableConfig:
     """Store a checkpoint of a run on the one that the config names."""
-    checkpoint = empty_checkpoint()
-    checkpoint["id"] = checkpoint_id
-    checkpoint["channel_values"] = {"x": checkpoint_id}
-    checkpoint["channel_versions"] = {"x": 1}
-    metadata: Any = {"source": "loop", "step": 1, "parents": {} if root is None else {"": root}}
-    if run_id is not None:
-        metadata["run_id"] = run_id
-    saver.put(config, checkpoint, metadata, {"x": 1})
-    return on(config, checkpoint_id)
+    return put(saver, config, checkpoint_id, root=root, run_id=run_id)
 
 
 def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
@@ -59,11 +49,7 @@ def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
 
 def lose(backend: Backend, checkpoint_id: str, namespace: str = "") -> None:
     """Remove a checkpoint's record as damage would."""
-    run(_remove_checkpoint(namespace, checkpoint_id), backend.driver)
-
-
-def _remove_checkpoint(namespace: str, checkpoint_id: str) -> Any:
-    yield Commit(_HERE, (Delete(CHECKPOINT, (namespace, checkpoint_id)),))
+    backend.driver.perform(Commit(_HERE, (Delete(CHECKPOINT, (namespace, checkpoint_id)),)))
 
 
 class GoingBack:

@@ -16,8 +16,8 @@ from perdure.langgraph.search.index import SearchIndex
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM
-from perdure.testing.conformance.backend import Backend
-from perdure.testing.conformance.store_operations import HOME, expect_refusal, keys
+from perdure.testing.conformance.backend import Backend, expect_refusal
+from perdure.testing.conformance.store_operations import HOME, keys
 from perdure.testing.faults import FaultyDriver
 
 DIMS = 16

@@ -152,7 +152,7 @@ def write_page_queries(name: str, names: SessionTable, columns: set[str], key: s
 
 
 def quote(name: str) -> str:
-    """Return a name of a table or column, which has no quotation mark, as SQL; a schema's is quoted apart."""
+    """Return a name of a table or column, which has no quotation mark, as SQL; a schema may precede it."""
     return ".".join(f'"{part}"' for part in name.split("."))
 
 

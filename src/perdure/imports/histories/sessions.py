@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -130,7 +130,7 @@ class SessionImporter:
         state: SessionState = "imported"
         if stored.version:
             state = "extended"
-        store = self._histories.commit
+        store: Callable[..., object] = self._histories.commit
         if same < len(stored.messages):
             if not self._replaces:
                 raise Conflict(

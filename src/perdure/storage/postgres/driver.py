@@ -214,8 +214,8 @@ class PostgresDriver:
     ) -> list[Any]:
         """Return the outcomes of writes. The fetches of ``readers`` follow in the same round trip, if there
         is only one."""
-        with_vectors = self._vectors and self._vectors.commit(writes)
-        if self._vectors is None or with_vectors is None:
+        vectors = self._vectors
+        if vectors is None or (with_vectors := vectors.commit(writes)) is None:
             return self._commit(writes, self._sql.commit, readers=readers)
         try:
             return self._commit(writes, *with_vectors)
@@ -223,7 +223,7 @@ class PostgresDriver:
             # pgvector was dropped, or created again, since this process started. The write is repeated
             # without its vectors: the database reads them from the entries, or refuses the write again.
             outcomes = self._commit(writes, self._sql.commit)
-            self._vectors.stop_sending()
+            vectors.stop_sending()
             return outcomes
 
     def _commit(

@@ -196,32 +196,19 @@ def _name_layout_key(settings: RedisUrl) -> bytes:
     return settings.prefix + b":layout"
 
 
-def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = None) -> Any:
-    """Return the answer to one command on the layout record, or to a script with these arguments, without
-    retries.
-
-    Args:
-        settings: The URL.
-        *parts: The command, or the script's arguments.
-        script: The script, if it is one.
-    """
-    key = _name_layout_key(settings)
-    slot = key_slot(key)
+def _call_once(settings: RedisUrl, *calls: Call) -> list[Any]:
+    """Return the answers of calls on connections of their own, without retries."""
     links = NodeConnections(Topology(settings))
     try:
-        if script:
-            call = evaluate(script, slot, (key,), parts, safe=True)
-        else:
-            call = Call(slot, parts, safe=True)
-        (answer,) = links.run([call])
+        return _ask(links, calls)
     finally:
         links.close()
-    return _require_answer(answer)
 
 
 def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
-    stored = _once(settings, b"GET", _name_layout_key(settings))
+    key = _name_layout_key(settings)
+    (stored,) = _call_once(settings, Call(key_slot(key), (b"GET", key), safe=True))
     if stored is None:
         return 0, 0
     try:
@@ -269,11 +256,11 @@ def plan_migration(url: str) -> list[str]:
     if version == SCHEMA_VERSION:
         return []
     key = _name_layout_key(settings).decode(errors="replace")
-    layout_command = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
+    layout_command = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}'"
     if not version:
-        return [layout_command]
+        return [f"{layout_command} NX"]
     marks = f"SET {settings.prefix.decode(errors='replace')}:{{N}}:v {SCHEMA_VERSION}"
-    return [f"{marks}, for each N from 0 to {buckets - 1}", layout_command]
+    return [f"{marks}, for each N from 0 to {buckets - 1}", f"{layout_command} XX"]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
@@ -285,29 +272,20 @@ def migrate(url: str, password: Password | None = None) -> int:
     settings = read(url, password)
     version, buckets = _read_layout(settings)
     require_steps(settings.shown, version, *_find_readable_versions(settings))
+    key = _name_layout_key(settings)
+    slot, present = key_slot(key), b"%d" % SCHEMA_VERSION
     if not version:
-        _once(settings, b"SET", _name_layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+        layout = b"%b %d" % (present, BUCKETS)
+        _call_once(settings, Call(slot, (b"SET", key, layout, b"NX"), safe=True))
     elif version < SCHEMA_VERSION:
-        _mark(settings, buckets)
-        _once(settings, b"%d" % SCHEMA_VERSION, b"", script=scripts.RAISE)
+        space = requests.Keyspace(settings.prefix, buckets, settings.life)
+        marks = [
+            evaluate(scripts.RAISE, space.slot(n), (space.mark(n),), (present, b"0"), safe=True)
+            for n in range(buckets)
+        ]
+        _call_once(settings, *marks)
+        _call_once(settings, evaluate(scripts.RAISE, slot, (key,), (present, b""), safe=True))
     return version
-
-
-def _mark(settings: RedisUrl, buckets: int) -> None:
-    """Mark all buckets with this release's layout version."""
-    space = requests.Keyspace(settings.prefix, buckets, settings.life)
-    links = NodeConnections(Topology(settings))
-    args = (b"%d" % SCHEMA_VERSION, b"0")
-    try:
-        _ask(
-            links,
-            [
-                evaluate(scripts.RAISE, space.slot(number), (space.mark(number),), args, safe=True)
-                for number in range(buckets)
-            ],
-        )
-    finally:
-        links.close()
 
 
 # Durability of the server

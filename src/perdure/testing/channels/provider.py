@@ -222,6 +222,8 @@ class ProviderDouble(ABC):
                 return self._hang_up(request)
             case ProviderFault("slow", seconds=seconds):
                 await asyncio.sleep(seconds)
+            case _:
+                pass
         self.shown.append(shown)
         return web.json_response(accepted)
 

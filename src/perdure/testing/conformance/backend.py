@@ -23,7 +23,6 @@ from perdure.storage.port import CommitLimits, Driver, WrappingDriver
 from perdure.testing.faults import FaultyDriver
 
 E = TypeVar("E", bound=Exception)
-R = TypeVar("R")
 
 THREAD = "thread"
 AT = Partition("", THREAD)
@@ -95,15 +94,7 @@ class Narrow(WrappingDriver):
     def limits(self) -> CommitLimits:
         return self._limits
 
-    def perform(self, effect: Effect[R]) -> R:
-        self._weigh(effect)
-        return self._inner.perform(effect)
-
-    async def aperform(self, effect: Effect[R]) -> R:
-        self._weigh(effect)
-        return await self._inner.aperform(effect)
-
-    def _weigh(self, effect: Effect[Any]) -> None:
+    def _check_request(self, effect: Effect[Any]) -> None:
         if not isinstance(effect, Commit | Stage):
             return
         ops = effect.ops

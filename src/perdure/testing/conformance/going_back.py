@@ -41,6 +41,13 @@ def step(
     return put(saver, config, checkpoint_id, root=root, run_id=run_id)
 
 
+def take_steps(saver: PerdureSaver, count: int) -> None:
+    """Store the checkpoints ``c0``, ``c1``…, each of a run of its own."""
+    config = at()
+    for n in range(count):
+        config = step(saver, config, f"c{n}", f"run {n}")
+
+
 def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
     """Remove what a run stored."""
     handle = handle_of(backend.database())
@@ -57,9 +64,7 @@ class GoingBack:
 
     def test_a_run_from_an_old_checkpoint_goes_back_to_the_head_before_it(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 4)
         forked = step(saver, load(saver, at("c1")).config, "f0", "fork")
         step(saver, forked, "f1", "fork")
         assert latest(saver) == "f1"
@@ -146,9 +151,7 @@ class GoingBack:
     def _prune_anywhere(backend: Backend, parent: str, options: dict[str, Any]) -> None:
         saver = backend.saver()
         saver.delete_thread(THREAD)
-        config = at()
-        for n in range(3):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 3)
 
         def prune(_: int, effect: Effect[Any]) -> None:
             if options.get("strategy") != "delete" or isinstance(effect, Commit):
@@ -193,9 +196,7 @@ class GoingBack:
 
     def test_a_run_whose_base_was_pruned_is_not_taken_back(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(3):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 3)
         saver.prune([THREAD])
         error = expect_refusal(CannotTakeBack, lambda: roll_back(backend, "run 2"))
         assert "c1" in str(error)
@@ -219,9 +220,7 @@ class GoingBack:
 
     def test_a_stored_checkpoint_cannot_be_put_elsewhere(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}")
+        take_steps(saver, 4)
         for parent in ("c3", "c1", "c2"):
             for child in ("c0", "c1"):
                 error = expect_refusal(Conflict, lambda: step(saver, at(parent), child))  # noqa: B023
@@ -233,9 +232,7 @@ class GoingBack:
 
     def test_a_checkpoint_that_is_put_again_stays_where_it_is(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}")
+        take_steps(saver, 4)
         for again, parent in (("c3", "c2"), ("c1", "c0"), ("c0", None)):
             put(backend.saver(), at(parent), again, {"x": f"{again} anew"}, version=2)
             assert list_ids(backend.saver()) == ["c3", "c2", "c1", "c0"]

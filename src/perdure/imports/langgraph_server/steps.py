@@ -108,7 +108,7 @@ class GraphSteps:
             # Whatever a function of the user's graph raises concerns this thread alone.
             raise Unserialisable(
                 f"the graph of --graph cannot apply what {nodes} wrote at "
-                f" checkpoint {checkpoint['id']} ({type(error).__name__}); is it the graph of this thread?"
+                f"checkpoint {checkpoint['id']} ({type(error).__name__}); is it the graph of this thread?"
             ) from error
         finally:
             self._saver.delete_thread(base["thread_id"])

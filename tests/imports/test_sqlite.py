@@ -1,6 +1,6 @@
 """Threads of langgraph-checkpoint-sqlite, made by its own saver, as they are after an import.
 
-Covers perdure.imports.expected_tuples, perdure.imports.verify.
+Covers perdure.imports.source, perdure.imports.verify.
 """
 
 from __future__ import annotations

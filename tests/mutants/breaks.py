@@ -171,8 +171,8 @@ def versions_trusted(patch: pytest.MonkeyPatch) -> None:
     """Not only absence is left to the tables: no put's expectation is looked at."""
     real = rows.holds
 
-    def holds(thread: Any, op: Op, known: Any) -> bool:
-        return isinstance(op, Put) or real(thread, op, known)
+    def holds(op: Op, known: Any) -> bool:
+        return isinstance(op, Put) or real(op, known)
 
     patch.setattr(rows, "holds", holds)
 

@@ -129,7 +129,7 @@ def test_a_range_is_one_search_in_the_order_of_its_index(connection: apsw.Connec
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_one_record_is_one_search(connection: apsw.Connection, kind: Any) -> None:
     for statement in (
-        sql.select_one(kind), sql.select_versions(kind, 1), sql.delete(kind, 1), sql.drop(kind)
+        sql.select_some(kind, 1), sql.select_versions(kind, 1), sql.delete(kind, 1), sql.drop(kind)
     ):  # fmt: skip
         assert len(plan(connection, statement)) == 1
         refuse_scans(connection, statement)

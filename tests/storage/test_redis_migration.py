@@ -26,6 +26,7 @@ from perdure.model.records import CHUNK, HEAD
 from perdure.storage.kv.keys import LAYOUT_VERSION
 from perdure.storage.redis import driver as backend
 from perdure.storage.redis import scripts
+from perdure.storage.redis.cluster import Call
 from perdure.testing.conformance import rows
 from tests.servers import valkey
 from tests.storage.next_layout import next_layout
@@ -74,11 +75,12 @@ REQUESTS = (
 )
 
 
-def killed_before_the_record(once: Callable[..., Any]) -> Callable[..., Any]:
-    def act(*args: Any, script: scripts.Script | None = None) -> Any:
-        if script is not None:
-            raise KeyboardInterrupt
-        return once(*args)
+def killed_before_the_record(call_once: Callable[..., Any]) -> Callable[..., Any]:
+    def act(settings: Any, *calls: Call) -> Any:
+        for call in calls:
+            if call.parts[0] == b"EVALSHA" and any(part.endswith(b":layout") for part in call.parts):
+                raise KeyboardInterrupt
+        return call_once(settings, *calls)
 
     return act
 
@@ -129,7 +131,7 @@ def test_a_migration_that_ended_between_its_writes_is_finished_by_the_next(
         with closing(backend.open_driver(url)) as driver:
             rows.store_ops(driver, rows.head(), rows.lane("inbox", 5))
             with next_layout(), monkeypatch.context() as patch:
-                patch.setattr(backend, "_once", killed_before_the_record(backend._once))
+                patch.setattr(backend, "_call_once", killed_before_the_record(backend._call_once))
                 with pytest.raises(KeyboardInterrupt):
                     backend.migrate(url)
             for effect in REQUESTS:

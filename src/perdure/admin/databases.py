@@ -51,10 +51,9 @@ def examine(database: Database | SyncDatabase, *, all_tenants: bool = False) -> 
     for space in SPACES[1:]:
         try:
             for partition in handle.run(list_all_partitions(tenant, space)):
+                whose = ""
                 if all_tenants:
                     whose = f"tenant {partition.tenant!r}: "
-                else:
-                    whose = ""
                 found += [f"{whose}{space} {partition.thread!r}: {s}" for s in handle.examine(partition)]
         except Corrupt as error:
             found.append(str(error))
@@ -165,16 +164,18 @@ def open_archive(
     archive = Archive.read(path)
     try:
         sealed = is_encrypted(archive)
+        if not sealed:
+            encryption_key = None
         if sealed_only and not sealed:
             raise DecryptionError(
                 f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
                 "trust its author, import it without that key"
             )
-        yield _open(archive, path, encryption_key if sealed else None)
+        yield _open(archive, path, encryption_key)
     finally:
         archive.close()
 
 
 def _open(archive: Archive, path: Path, key: EncryptionKey | None) -> SyncDatabase:
-    keyring = load_or_create_keys(archive, None if key is None else provider_of(key), str(path))
+    keyring = load_or_create_keys(archive, provider_of(key), str(path))
     return make_database(archive, keyring=keyring)

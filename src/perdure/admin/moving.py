@@ -88,16 +88,14 @@ def move(
     )
     into = into or partition
     if partition.space in OF_ITEMS:
-        if dry_run:
-            make_program = transfer_items.compare_items
-        else:
-            make_program = transfer_items.move_items
-        program = make_program(partition, into, options, _now)
+        of_items = transfer_items.compare_items if dry_run else transfer_items.move_items
+        program = of_items(partition, into, options, _now)
     elif partition.space == SERVER:
-        make = transfer_documents.compare_documents if dry_run else transfer_documents.move_documents
-        program = make(partition, into, options)
+        of_records = transfer_documents.compare_documents if dry_run else transfer_documents.move_documents
+        program = of_records(partition, into, options)
     else:
-        program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, options)
+        of_thread = transfer.compare_thread if dry_run else transfer.move_thread
+        program = of_thread(partition, into, options)
     return run(program, _Between(here.driver, there.driver))
 
 

@@ -96,10 +96,6 @@ class DatabaseBase(Generic[Store]):
             raise TypeError(f"may_list_all_threads is True or False, not {may_list_all_threads!r:.40}")
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
-        if warn_bytes is None:
-            large = None
-        else:
-            large = self._handle.get_large_channels(warn_bytes)
         saver = PerdureSaver(
             self._handle.driver,
             tenant=self._owner(tenant),
@@ -112,7 +108,8 @@ class DatabaseBase(Generic[Store]):
             schema=schema,
         )
         saver.task_times = task_times
-        saver.on_stored = None if large is None else large.check
+        if warn_bytes is not None:
+            saver.on_stored = self._handle.get_large_channels(warn_bytes).check
         return saver
 
     def store(
@@ -168,8 +165,9 @@ _ACCEPT = f"{REPAIR}, after which what is left is the thread, or restore it from
 def report_changes(partition: Partition, details: Sequence[str]) -> list[Finding]:
     """Return a finding for each detail. If the records are sound but not the latest ones, the thread can be
     repaired by going on with them; if a record itself is damaged, the advice is to restore a backup."""
-    is_repairable = list(details) == [NOT_LATEST]
-    advice = _ACCEPT if is_repairable else RESTORE
+    advice, is_repairable = RESTORE, list(details) == [NOT_LATEST]
+    if is_repairable:
+        advice = _ACCEPT
     return [
         Finding(partition.thread, "", None, Damage.CHANGED, each, advice, is_repairable) for each in details
     ]

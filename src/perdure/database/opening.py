@@ -18,7 +18,7 @@ from perdure.model.values.chunks import Digester
 from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.storage.credentials import Password
 from perdure.storage.encryption import EncryptedDriver, Keyring
-from perdure.storage.key_providers import EncryptionKey, provider_of
+from perdure.storage.key_providers import EncryptionKey, KeyProvider, provider_of
 from perdure.storage.own_threads import run_in_own_thread
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
@@ -42,16 +42,9 @@ def open_database(
     that fails on purpose.
     """
     require_text("tenant", tenant)
-    if encryption_key is None:
-        provider = None
-    else:
-        provider = provider_of(encryption_key)
+    provider = provider_of(encryption_key)
     driver = open_driver(url, migrate=migrate, password=password)
-    try:
-        keyring = load_or_create_keys(driver, provider, redact(url))
-    except BaseException:
-        driver.close()
-        raise
+    keyring = _load_keyring(driver, provider, url)
     return make_database(
         driver, tenant=tenant, keyring=keyring, retention=RetentionRules.of(retention), wrap=wrap
     )
@@ -66,17 +59,18 @@ def open_for_reading(
     store does not postpone its expiry.
     """
     require_text("tenant", tenant)
-    if encryption_key is None:
-        provider = None
-    else:
-        provider = provider_of(encryption_key)
+    provider = provider_of(encryption_key)
     driver = open_read_only(url)
+    return make_database(driver, tenant=tenant, keyring=_load_keyring(driver, provider, url))
+
+
+def _load_keyring(driver: Driver, provider: KeyProvider | None, url: str) -> StoredKeys | None:
+    """Return the keys of a database that was just opened; close its driver if they cannot be used."""
     try:
-        keyring = load_or_create_keys(driver, provider, redact(url))
+        return load_or_create_keys(driver, provider, redact(url))
     except BaseException:
         driver.close()
         raise
-    return make_database(driver, tenant=tenant, keyring=keyring)
 
 
 def make_database(
@@ -96,10 +90,7 @@ def make_database(
         retention: The retention policies of the threads; everything is kept by default.
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
-    if keyring is None:
-        digest = Digester()
-    else:
-        digest = Digester(keyring.digest_key)
+    digest = Digester() if keyring is None else Digester(keyring.digest_key)
     # The encrypting driver is used without keys, too: it also checks names.
     wrapped = wrap(EncryptedDriver(driver, keyring))
     exposed = wrapped

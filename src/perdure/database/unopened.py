@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -48,12 +47,7 @@ class Unopened(AbstractAsyncContextManager["Database", None], Awaitable["Databas
         self._databases.append(await self._open())
         return self._databases[-1]
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._closer(self._databases.pop())
 
     async def _open(self) -> Database:
@@ -95,12 +89,7 @@ class UnopenedSync(AbstractContextManager["SyncDatabase", None]):
         self._databases.append(self._opener())
         return self._databases[-1]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._databases.pop().close()
 
     if not TYPE_CHECKING:

@@ -147,9 +147,9 @@ def _detect_dynamodb_kind(url: str) -> SourceKind:
     names = read_key_names_at(url)
     if set(names) == set(KEYS):
         return SourceKind.AWS_DYNAMODB
-    return _require_single(
-        redact(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"}
-    )
+    if names == [KEY]:
+        return SourceKind.SESSIONS
+    return _require_single(redact(url), [], is_own=set(names) == {"pk", "sk"})
 
 
 def _find_kinds_of_text(path: Path, head: bytes) -> Iterator[SourceKind]:

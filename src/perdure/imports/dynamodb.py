@@ -17,7 +17,6 @@ from botocore.config import Config
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     DAMAGED,
@@ -27,6 +26,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )
@@ -300,10 +300,10 @@ def _make_item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
         # DynamoDBStore stores the time when an item expires, from which its lifetime is derived.
-        expires = None
+        expires = ttl = None
         if "expires_at" in row:
             expires = int(row["expires_at"]["N"]) * 1_000_000
-        ttl = None if expires is None else max(expires - updated, 1)
+            ttl = max(expires - updated, 1)
         return SourceItem(tuple(prefix.split(":")), key, value, created, updated, ttl, expires)
     except DAMAGED as error:
         where = f"item {key!r} of the store's namespace {prefix!r}"

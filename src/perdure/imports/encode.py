@@ -100,10 +100,7 @@ class ThreadEncoder:
         """Return a pending write's record, and the chunks that were not returned before."""
         slot = found.slot
         require_text((slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel))
-        encoding = self._make_encoding(slot.namespace, None)
-        ref = encoding.encode_write(Frozen(payload=(found.kind, found.body)))
-        chunks = dict(encoding.chunks)
-        encoding.acknowledge()
+        ref, chunks = self.encode_value(slot.namespace, Frozen(payload=(found.kind, found.body)))
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
 
     def encode_value(self, namespace: str, value: Any) -> tuple[bytes, Mapping[bytes, bytes]]:

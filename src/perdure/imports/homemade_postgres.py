@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from perdure.errors import BadUrl
-from perdure.imports.homemade_tables import Dialect, PlainSource, open_tables, refuse_missing
+from perdure.imports.homemade_tables import (
+    Dialect,
+    PlainSource,
+    open_tables,
+    refuse_missing,
+    write_optional,
+)
 from perdure.imports.postgres_rows import PostgresRows
 
 _JSON = {"json", "jsonb"}
@@ -46,8 +52,8 @@ def _make_dialect(rows: PostgresRows) -> Dialect:
         value=_make_form_sql("value", write_columns.get("value", "")),
         time=_make_time_sql(time),
         newest=_make_newest_order(time),
-        task="task_id::text" if "task_id" in write_columns else "NULL",
-        idx="idx::text" if "idx" in write_columns else "NULL",
+        task=write_optional(write_columns, "task_id", "task_id::text"),
+        idx=write_optional(write_columns, "idx", "idx::text"),
         order=_find_write_order(rows, writes),
         odd="thread_id IS NULL OR checkpoint_id IS NULL OR thread_id::text = ''",
         can_hold=_is_uuid if columns["thread_id"] == "uuid" else lambda name: "\0" not in name,
@@ -129,10 +135,9 @@ def _refuse_ids(rows: PostgresRows, table: str, columns: Mapping[str, str]) -> N
             column,
         )
         if loose or columns[column] not in {*_TEXT, "uuid"}:
+            kind = f"of type {columns[column]}"
             if loose:
                 kind = "of a nondeterministic collation"
-            else:
-                kind = f"of type {columns[column]}"
             raise BadUrl(
                 f"{rows.name}: the column {column} of {table} is {kind}, so ids are not text; give them as "
                 f'text, e.g. with a view that has CAST({column} AS TEXT) COLLATE "C" AS {column}'
@@ -152,33 +157,28 @@ def _refuse_unequal_ids(name: str, columns: Mapping[str, str], write_columns: Ma
 
 
 def _make_form_sql(column: str, kind: str) -> str:
+    form, text = "text", f"{column}::text"
     if kind == "bytea":
-        form, text = ("blob", f"encode({column}, 'hex')")
-    else:
-        form, text = ("text", f"{column}::text")
+        form, text = "blob", f"encode({column}, 'hex')"
     return f"CASE WHEN {column} IS NULL THEN 'null' ELSE '{form}' END, {text}"
 
 
 def _make_time_sql(kind: str | None) -> str:
     if kind is None:
         return "NULL"
-    if kind in _MOMENTS:
-        if kind == _ZONED:
-            moment = "created_at AT TIME ZONE 'UTC'"
-        else:
-            moment = "created_at::timestamp"
-        return f"(to_json({moment}) #>> '{{}}') || '+00:00'"
-    return "created_at::text"
+    if kind not in _MOMENTS:
+        return "created_at::text"
+    moment = "created_at::timestamp"
+    if kind == _ZONED:
+        moment = "created_at AT TIME ZONE 'UTC'"
+    return f"(to_json({moment}) #>> '{{}}') || '+00:00'"
 
 
 def _make_newest_order(kind: str | None) -> str:
     if kind is None:
         return "checkpoint_id"
-    if kind in _TEXT:
-        time = 'created_at COLLATE "C"'
-    else:
-        time = "created_at"
-    return f"{time} DESC NULLS LAST"
+    collation = ' COLLATE "C"' if kind in _TEXT else ""
+    return f"created_at{collation} DESC NULLS LAST"
 
 
 def _find_write_order(rows: PostgresRows, writes: str) -> str:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.homemade_tables import Dialect, PlainRows, PlainSource, open_tables, refuse_missing
+from perdure.imports.homemade_tables import (
+    Dialect,
+    PlainRows,
+    PlainSource,
+    open_tables,
+    refuse_missing,
+    write_optional,
+)
 from perdure.imports.sqlite_rows import SqliteRows
 
 if TYPE_CHECKING:
@@ -68,10 +75,10 @@ def _make_dialect(name: str, rows: PlainRows) -> Dialect:
         text="{}",
         state=_make_form_sql("state"),
         value=_make_form_sql("value"),
-        time="CAST(created_at AS TEXT)" if "created_at" in checkpoints else "NULL",
+        time=write_optional(checkpoints, "created_at", "CAST(created_at AS TEXT)"),
         newest="created_at DESC" if "created_at" in checkpoints else "checkpoint_id",
-        task="task_id" if "task_id" in writes else "NULL",
-        idx="CAST(idx AS TEXT)" if "idx" in writes else "NULL",
+        task=write_optional(writes, "task_id", "task_id"),
+        idx=write_optional(writes, "idx", "CAST(idx AS TEXT)"),
         order="rowid" if writes and _has_row_ids(rows) else "channel, value",
         odd="typeof(thread_id) <> 'text' OR typeof(checkpoint_id) <> 'text' OR thread_id = ''",
     )

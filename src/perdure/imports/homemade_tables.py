@@ -18,16 +18,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid5
 
-from langgraph.checkpoint.base import CheckpointTuple
-
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
-from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, load, payload
+from perdure.imports.payloads import load, payload
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
+    Source,
     SourceCheckpoint,
-    SourceItem,
     SourceWrite,
     WriteSlot,
 )
@@ -116,7 +113,7 @@ class _OutlineFacts:
             self.slots.setdefault(slot.checkpoint_id, []).append(slot)
 
 
-class PlainSource:
+class PlainSource(Source):
     """Tables of the plain layout; closing the source closes ``rows``.
 
     Args:
@@ -129,7 +126,7 @@ class PlainSource:
     """
 
     def __init__(self, name: str, rows: PlainRows, dialect: Dialect) -> None:
-        self.name = self.verifier = name
+        self.name = name
         self._rows, self._sql = rows, dialect
         self._facts: _OutlineFacts | None = None
         self._opened_at = datetime.now(UTC).isoformat()
@@ -265,11 +262,9 @@ class PlainSource:
                 found = payload(*_read_column(kind, text))
             yield SourceWrite(slot, "", channel, *found)
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as they are read here: no saver is known for this layout."""
-        slots = self._load_facts(thread).slots
-        for found in self.checkpoints(thread, wanted):
-            yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> Sequence[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        return self._load_facts(thread).slots.get(entry.id, ())
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was created last. If several were, or there are no times, return the
@@ -285,10 +280,6 @@ class PlainSource:
         newest = [name for name, created in found if created == found[0][1]]
         parents = {entry.parent_id for entry in outline.checkpoints}
         return str(max([name for name in newest if name not in parents] or newest))
-
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: the layout has no store."""
-        return iter(())
 
     def close(self) -> None:
         """Release the source."""
@@ -306,6 +297,13 @@ def open_tables(name: str, rows: PlainRows, dialect_of: Callable[[], Dialect]) -
     except BaseException:
         rows.close()
         raise
+
+
+def write_optional(columns: Collection[str], column: str, sql: str) -> str:
+    """Return the SQL of a column, ``NULL`` if the table does not have it."""
+    if column in columns:
+        return sql
+    return "NULL"
 
 
 def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[str]) -> None:
@@ -354,17 +352,10 @@ def _count_ancestors(outline: Outline) -> dict[str, int]:
     parents = {entry.id: entry.parent_id for entry in outline.checkpoints}
     depths: dict[str, int] = {}
     for name in parents:
-        path: list[str] = []
+        path: dict[str, None] = {}
         ancestor: str | None = name
-        on_path: set[str] = set()
-        while (
-            ancestor is not None
-            and ancestor in parents
-            and ancestor not in depths
-            and ancestor not in on_path
-        ):
-            path.append(ancestor)
-            on_path.add(ancestor)
+        while ancestor in parents and ancestor not in depths and ancestor not in path:
+            path[ancestor] = None
             ancestor = parents[ancestor]
         depth = depths.get(ancestor, -1) if ancestor is not None else -1
         for passed in reversed(path):

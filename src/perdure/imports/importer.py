@@ -25,7 +25,7 @@ from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavaila
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
 from perdure.imports.order import find_missing, find_pruned, find_unfinished, make_extent
-from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, SourceWrite, WriteSlot
+from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Put
@@ -182,10 +182,7 @@ class Importer:
             written = self._write(plan, encoder, arrival, touched)
             if not any(written) and not heads:
                 return ThreadReport(thread, "unchanged")
-            if self._options.verify:
-                verified = self._verify(plan, touched)
-            else:
-                verified = 0
+            verified = self._verify(plan, touched)
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
             self._db.run(importing.finish(arrival, last, make_extent(outline.checkpoints)))
             self._db.run(packing.pack(partition, self._db.digest, self._budget))
@@ -261,6 +258,9 @@ class Importer:
         return len(plan.new), writes
 
     def _verify(self, plan: _Plan, touched: set[CheckpointKey]) -> int:
+        """Compare what was imported with the source, if that is wanted; return the number of checkpoints."""
+        if not self._options.verify:
+            return 0
         digest, partition = self._db.digest, plan.partition
         new = plan.find_unpublished()
         entries = [e for e in plan.outline.checkpoints if e[:2] in new or e[:2] in touched]
@@ -347,7 +347,7 @@ class _Ancestors:
         while ancestor is not None and ancestor.id not in visited and len(seeds) < len(writes):
             visited.add(ancestor.id)
             found = self._source.writes(thread, self._slots.get((namespace, ancestor.id), []))
-            for write in sorted(found, key=_order_write, reverse=True):
+            for write in sorted(found, key=lambda each: each.order, reverse=True):
                 if write.channel in writes.keys() - seeds.keys():
                     pending, more = encoder.encode_write(write)
                     writes[write.channel].append(CarriedWrite(pending.task_id, pending.ref))
@@ -358,13 +358,10 @@ class _Ancestors:
                     seeds[channel], more = encoder.encode_value(namespace, values[channel])
                     chunks.update(more)
             ancestor = self._entries.get((namespace, ancestor.parent_id or ""))
+        if not visited:
+            return record._replace(carried={}), chunks
         carried = {c: Carried(seeds.get(c), tuple(reversed(found))) for c, found in writes.items()}
-        return record._replace(carried=carried if visited else {}), chunks
-
-
-def _order_write(write: SourceWrite) -> tuple[str, str, int]:
-    """Return the place of a write in the order in which a super-step applies them."""
-    return write.task_path, write.slot.task_id, write.slot.idx
+        return record._replace(carried=carried), chunks
 
 
 def _choose_slots(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:

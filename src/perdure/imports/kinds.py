@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -40,47 +40,36 @@ def open_source(kind: SourceKind, where: str) -> Source:
         MissingExtra: The client library of the source is not installed.
         Unavailable: The source does not answer.
     """
-    return _OPENERS[kind](where)
+    match kind:
+        case SourceKind.LANGGRAPH_SQLITE:
+            from perdure.imports.sqlite import SqliteSource
 
+            return SqliteSource(Path(where.removeprefix("sqlite:///")))
+        case SourceKind.LANGGRAPH_POSTGRES:
+            with require_extra("postgres"):
+                from perdure.imports.postgres import PostgresSource
+            return PostgresSource(where)
+        case SourceKind.LANGGRAPH_REDIS:
+            with require_extra("redis"):
+                from perdure.imports.plainredis import RedisSource
+            return RedisSource(where)
+        case SourceKind.LANGGRAPH_SERVER:
+            from perdure.imports.langgraph_server.api import ServerApi
+            from perdure.imports.langgraph_server.source import ServerSource
 
-def _open_sqlite_source(where: str) -> Source:
-    from perdure.imports.sqlite import SqliteSource
+            return ServerSource(ServerApi(where))
+        case SourceKind.AWS_DYNAMODB:
+            with require_extra("dynamodb"):
+                from perdure.imports.dynamodb import DynamoSource
+            return DynamoSource(where)
+        case SourceKind.PLAIN:
+            return _open_plain_source(where)
+        case SourceKind.HISTORY:
+            from perdure.imports.histories.conversations import HistorySource
 
-    return SqliteSource(Path(where.removeprefix("sqlite:///")))
-
-
-def _open_postgres_source(where: str) -> Source:
-    with require_extra("postgres"):
-        from perdure.imports.postgres import PostgresSource
-
-    return PostgresSource(where)
-
-
-def _open_redis_source(where: str) -> Source:
-    with require_extra("redis"):
-        from perdure.imports.plainredis import RedisSource
-
-    return RedisSource(where)
-
-
-def _open_server_source(where: str) -> Source:
-    from perdure.imports.langgraph_server.api import ServerApi
-    from perdure.imports.langgraph_server.source import ServerSource
-
-    return ServerSource(ServerApi(where))
-
-
-def _open_dynamodb_source(where: str) -> Source:
-    with require_extra("dynamodb"):
-        from perdure.imports.dynamodb import DynamoSource
-
-    return DynamoSource(where)
-
-
-def _open_history_source(where: str) -> Source:
-    from perdure.imports.histories.conversations import HistorySource
-
-    return HistorySource(Path(where))
+            return HistorySource(Path(where))
+        case _:
+            raise ValueError(f"{kind} is opened in another way")
 
 
 def _open_plain_source(where: str) -> Source:
@@ -103,14 +92,3 @@ def require_extra(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtra(f'this source needs an extra: pip install "perdure[{extra}]"') from error
-
-
-_OPENERS: dict[SourceKind, Callable[[str], Source]] = {
-    SourceKind.LANGGRAPH_SQLITE: _open_sqlite_source,
-    SourceKind.LANGGRAPH_POSTGRES: _open_postgres_source,
-    SourceKind.LANGGRAPH_REDIS: _open_redis_source,
-    SourceKind.LANGGRAPH_SERVER: _open_server_source,
-    SourceKind.AWS_DYNAMODB: _open_dynamodb_source,
-    SourceKind.PLAIN: _open_plain_source,
-    SourceKind.HISTORY: _open_history_source,
-}

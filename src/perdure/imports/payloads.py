@@ -4,6 +4,7 @@ same, so the bytes of every typed value stay as they are, and no type has to be 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perdure.errors import Unserialisable
@@ -44,12 +45,9 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
     Raises:
         Unserialisable: the payload is pickled, encrypted, or JSON of LangChain objects.
     """
-    if body is None:
-        raw = b""
-    elif isinstance(body, str):
-        raw = body.encode()
-    else:
-        raw = bytes(body)
+    if isinstance(body, str):
+        body = body.encode()
+    raw = bytes(body or b"")
     found = _KINDS.get(kind or "null")
     if found == refs.MSGPACK and not raw:
         raise Unserialisable("a value is empty: the source is damaged")
@@ -63,6 +61,44 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
 def load(kind: str | None, body: bytes | memoryview | str | None) -> Any:
     """Return the value of a stock payload as plain data; raise ``Unserialisable`` as ``payload`` does."""
     return SERDE.value(*payload(kind, body))
+
+
+_EMPTY: Any = object()
+"""Stands for the value of an empty channel."""
+
+
+class ChannelCache:
+    """The last value of each channel: it belongs to all checkpoints until the channel's version changes."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], tuple[str, Any]] = {}
+
+    def read(
+        self,
+        namespace: str,
+        versions: Mapping[str, Any],
+        read_blobs: Callable[[Mapping[str, str]], Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Return the values of channels at their versions.
+
+        Args:
+            namespace: The namespace of the checkpoint.
+            versions: The channels' versions.
+            read_blobs: Returns the values of channels that are not here, given with their versions; it leaves
+                out empty channels.
+        """
+        cache = self._values
+        lacking = {
+            channel: str(version)
+            for channel, version in versions.items()
+            if cache.get((namespace, channel), ("",))[0] != str(version)
+        }
+        if lacking:
+            found = read_blobs(lacking)
+            for channel, version in lacking.items():
+                cache[namespace, channel] = version, found.get(channel, _EMPTY)
+        values = {channel: cache[namespace, channel][1] for channel in versions}
+        return {channel: value for channel, value in values.items() if value is not _EMPTY}
 
 
 def _make_unreadable_error(kind: str | None) -> Unserialisable:

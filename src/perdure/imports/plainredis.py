@@ -5,22 +5,21 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
-from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
-from perdure.imports.expected_tuples import StockSource
-from perdure.imports.payloads import SERDE, StockSerde, load
+from perdure.imports.payloads import SERDE, ChannelCache, StockSerde, load
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
     SourceCheckpoint,
-    SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )
@@ -113,38 +112,28 @@ class RedisSource(StockSource):
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        cache: dict[tuple[str, str], tuple[str, Any]] = {}
+        cache = ChannelCache()
         for entry in wanted:
             yield self._read_checkpoint(thread, entry, cache)
 
     @_reading
-    def _read_checkpoint(
-        self, thread: str, entry: CheckpointEntry, cache: dict[tuple[str, str], tuple[str, Any]]
-    ) -> SourceCheckpoint:
+    def _read_checkpoint(self, thread: str, entry: CheckpointEntry, cache: ChannelCache) -> SourceCheckpoint:
         raw = self._client.get(self._make_key("cp", thread, entry.namespace, entry.id))
         if raw is None:
             raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
         found = _parse_checkpoint(raw)
         checkpoint = dict(found["checkpoint"])
         versions: Mapping[str, Any] = checkpoint.get("channel_versions") or {}
-        lacking = {
-            channel: str(version)
-            for channel, version in versions.items()
-            if cache.get((entry.namespace, channel), ("",))[0] != str(version)
-        }
-        if lacking:
-            keys = [self._make_key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
-            blobs: Any = self._client.mget(keys)
-            for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
-                if blob is None:
-                    kind, body = ("empty", b"")
-                else:
-                    kind, body = _parse_value(blob)
-                value = cache if kind == "empty" else load(kind, body)
-                cache[entry.namespace, channel] = (version, value)
-        values = {channel: cache[entry.namespace, channel][1] for channel in versions}
-        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not cache}
+        read_blobs = partial(self._read_blobs, thread, entry.namespace)
+        checkpoint["channel_values"] = cache.read(entry.namespace, versions, read_blobs)
         return SourceCheckpoint(entry, checkpoint, dict(found.get("metadata") or {}))
+
+    def _read_blobs(self, thread: str, namespace: str, wanted: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of channels, given with their versions, without those of empty channels."""
+        keys = [self._make_key("blob", thread, namespace, *pair) for pair in wanted.items()]
+        blobs: Any = self._client.mget(keys)
+        parsed = {c: _parse_value(blob) for c, blob in zip(wanted, blobs, strict=True) if blob is not None}
+        return {channel: load(kind, body) for channel, (kind, body) in parsed.items() if kind != "empty"}
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
@@ -168,20 +157,13 @@ class RedisSource(StockSource):
         fields: Any = self._client.hkeys(self._make_key("wr", thread, *entry[:2]))
         return [_make_slot(*entry[:2], field.decode()) for field in fields]
 
-    @_reading
-    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        """Return a checkpoint as the saver returns it."""
-        return super().read_stock(thread, entry)
+    read_stock = _reading(StockSource.read_stock)
 
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was written last, as the saver does."""
         outlined_ids = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
         return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in outlined_ids)
-
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: the package has no store."""
-        return iter(())
 
     def close(self) -> None:
         """Close the connections."""

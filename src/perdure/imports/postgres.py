@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import psycopg
-from langgraph.checkpoint.base import CheckpointTuple
 from psycopg.rows import dict_row
 
 from perdure.errors import BadUrl, Contention
-from perdure.imports.expected_tuples import StockSource
-from perdure.imports.payloads import StockSerde, load, payload
+from perdure.imports.payloads import ChannelCache, StockSerde, load, payload
 from perdure.imports.postgres_rows import connect
 from perdure.imports.source import (
     CheckpointEntry,
@@ -21,6 +20,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
     translate_errors,
 )
@@ -57,6 +57,7 @@ class PostgresSource(StockSource):
         self._has_threads = self._list_columns("checkpoints") >= _CHECKPOINTS
         self._has_store = self._list_columns("store") >= _STORE
         self._has_path = "task_path" in self._list_columns("checkpoint_writes")
+        self._path = "task_path" if self._has_path else "''::text"
         if not self._has_threads and not self._has_store:
             self.close()
             raise BadUrl(
@@ -64,7 +65,7 @@ class PostgresSource(StockSource):
                 "or store with prefix); for another schema add ?options=-csearch_path%3Dname"
             )
         self.saver = self._open_stock_saver()
-        self._blobs: dict[tuple[str, str], tuple[str, Any]] = {}
+        self._cache = ChannelCache()
 
     def _open_stock_saver(self) -> Any:
         if find_spec("langgraph.checkpoint.postgres") is None or not self._has_path:
@@ -96,7 +97,7 @@ class PostgresSource(StockSource):
     def outline(self, thread: str) -> Outline:
         """Return the outline of a thread; its other rows are then read in the state of this moment."""
         self._connection.rollback()
-        self._blobs.clear()
+        self._cache = ChannelCache()
         if not self._has_threads:
             return Outline()
         checkpoints = self._fetch_rows(
@@ -142,15 +143,13 @@ class PostgresSource(StockSource):
         checkpoint = dict(row["checkpoint"])
         versions = dict(checkpoint.get("channel_versions") or {})
         values = dict(checkpoint.get("channel_values") or {})
-        values.update(self._read_values(thread, entry.namespace, versions))
+        read_blobs = partial(self._read_blobs, thread, entry.namespace)
+        values.update(self._cache.read(entry.namespace, versions, read_blobs))
         if checkpoint.get("v", 0) < 4 and entry.parent_id is not None:
-            if self._has_path:
-                order = "task_path, task_id, idx"
-            else:
-                order = "task_id, idx"
             sends = self._fetch_rows(
                 "SELECT type, blob FROM checkpoint_writes "  # noqa: S608
-                f"WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s ORDER BY {order}",
+                "WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s "
+                f"ORDER BY {self._path}, task_id, idx",
                 thread,
                 entry.parent_id,
                 _TASKS,
@@ -158,37 +157,22 @@ class PostgresSource(StockSource):
             if sends:
                 # Before version 4, Sends were stored as writes of the parent.
                 values[_TASKS] = [load(send["type"], send["blob"]) for send in sends]
-                if versions:
-                    versions[_TASKS] = max(versions.values())
-                else:
-                    versions[_TASKS] = f"{1:032}.0"
+                versions[_TASKS] = max(versions.values(), default=f"{1:032}.0")
         checkpoint |= {"channel_values": values, "channel_versions": versions}
         return SourceCheckpoint(entry, checkpoint, row["metadata"] or {})
 
-    def _read_values(self, thread: str, namespace: str, versions: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of channels at their versions. The last value of each channel is cached, as it
-        belongs to all checkpoints until the channel's version changes."""
-        cache = self._blobs
-        lacking = {
-            channel: str(version)
-            for channel, version in versions.items()
-            if cache.get((namespace, channel), ("",))[0] != str(version)
-        }
-        if lacking:
-            rows = self._fetch_rows(
-                "SELECT channel, type, blob FROM checkpoint_blobs "
-                "WHERE thread_id = %s AND checkpoint_ns = %s "
-                "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
-                thread,
-                namespace,
-                list(lacking),
-                list(lacking.values()),
-            )
-            found = {r["channel"]: load(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
-            for channel, version in lacking.items():
-                cache[namespace, channel] = (version, found.get(channel, cache))
-        values = {channel: cache[namespace, channel][1] for channel in versions}
-        return {channel: value for channel, value in values.items() if value is not cache}
+    def _read_blobs(self, thread: str, namespace: str, wanted: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of channels, given with their versions, without those of empty channels."""
+        rows = self._fetch_rows(
+            "SELECT channel, type, blob FROM checkpoint_blobs "
+            "WHERE thread_id = %s AND checkpoint_ns = %s "
+            "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
+            thread,
+            namespace,
+            list(wanted),
+            list(wanted.values()),
+        )
+        return {r["channel"]: load(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
@@ -197,10 +181,10 @@ class PostgresSource(StockSource):
 
     @_reading
     def _read_writes(self, thread: str, page: Sequence[WriteSlot]) -> list[SourceWrite]:
-        path = "task_path" if self._has_path else "''"
         rows = self._fetch_rows(
-            f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, {path} AS task_path, channel, type, blob "  # noqa: S608
-            "FROM checkpoint_writes WHERE thread_id = %s AND (checkpoint_ns, checkpoint_id, task_id, idx) IN "
+            f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, {self._path} AS task_path, "  # noqa: S608
+            "channel, type, blob FROM checkpoint_writes WHERE thread_id = %s "
+            "AND (checkpoint_ns, checkpoint_id, task_id, idx) IN "
             "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[]))",
             thread,
             *(list(column) for column in zip(*page, strict=True)),
@@ -224,10 +208,7 @@ class PostgresSource(StockSource):
         )
         return [WriteSlot(*entry[:2], *row.values()) for row in rows]
 
-    @_reading
-    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        """Return a checkpoint as the stock saver returns it."""
-        return super().read_stock(thread, entry)
+    read_stock = _reading(StockSource.read_stock)
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of the store."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import BadUrl, Contention, Corrupt
-from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     CheckpointEntry,
@@ -18,6 +17,7 @@ from perdure.imports.source import (
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
+    StockSource,
     WriteSlot,
 )
 from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
@@ -93,16 +93,17 @@ class SqliteSource(StockSource):
 
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order, including threads that have only writes."""
-        last: str | None = None
-        while (last := self._find_next_thread(last)) is not None:
-            yield last
+        found = self._find_thread(">=", "")
+        while found is not None:
+            yield found
+            found = self._find_thread(">", found)
 
-    def _find_next_thread(self, last: str | None) -> str | None:
+    def _find_thread(self, sign: str, edge: str) -> str | None:
+        """Return the first thread that is ``>=`` or ``>`` a text."""
         found: list[str] = []
         for table in {"checkpoints", "writes"} & self._tables:
-            where = "" if last is None else "WHERE thread_id > ?"
-            query = f"SELECT thread_id FROM {table} {where} ORDER BY thread_id LIMIT 1"  # noqa: S608
-            found += [row[0] for row in self._rows(query, *(() if last is None else (last,)))]
+            query = f"SELECT thread_id FROM {table} WHERE thread_id {sign} ? ORDER BY thread_id LIMIT 1"  # noqa: S608
+            found += [row[0] for row in self._rows(query, edge)]
         # SQLite orders text by its bytes.
         return min(found, key=lambda name: name.encode("utf-8", "surrogateescape"), default=None)
 

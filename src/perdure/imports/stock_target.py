@@ -190,7 +190,9 @@ def _put(saver: StockSaver, loaded: CheckpointTuple) -> int:
         "checkpoint_ns": config.get("checkpoint_ns", ""),
     }
     checkpoint: Any = _translate_versions(loaded.checkpoint)
-    before: Any = {"configurable": {**place, **({"checkpoint_id": parent} if parent else {})}}
+    if parent:
+        place["checkpoint_id"] = parent
+    before: Any = {"configurable": place}
     after = saver.put(before, checkpoint, loaded.metadata, checkpoint["channel_versions"])
     by_task: dict[str, list[tuple[str, Any]]] = {}
     for task, channel, value in loaded.pending_writes or ():

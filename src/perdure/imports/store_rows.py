@@ -43,15 +43,13 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
     """
     expires_at, minutes = expiry
     if isinstance(value, str | bytes):
-        decoded = json.loads(value)
-    else:
-        decoded = value
-    if not isinstance(decoded, dict):
+        value = json.loads(value)
+    if not isinstance(value, dict):
         raise Corrupt(f"item {key!r} of the store's namespace {prefix!r} is not a JSON object")
     return SourceItem(
         tuple(prefix.split(".")) if prefix else (),
         key,
-        decoded,
+        value,
         _to_microseconds(created_at),
         _to_microseconds(updated_at),
         None if minutes is None else round(float(minutes) * _MINUTE),

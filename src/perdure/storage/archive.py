@@ -230,24 +230,17 @@ class Archive:
 
     def _scan(self) -> None:
         if self._read_raw(len(MAGIC)) != MAGIC:
-            raise BadArchive(
-                f"{self._path} is not an export of threads, as `perdure export --output` writes one"
-            )
+            raise self._foreign_error()
         frame_type, *head = self._read_frame()
         if frame_type != _HEAD or len(head) < 1 or type(head[0]) is not int or head[0] < 1:
-            raise BadArchive(
-                f"{self._path} is not an export of threads, as `perdure export --output` writes one"
-            )
+            raise self._foreign_error()
+        known = f"it has format {head[0]}, {name_release()} reads {FORMAT}"
         if head[0] > FORMAT:
             raise BadArchive(
-                f"{self._path} was written by a newer perdure: it has format {head[0]}, {name_release()} "
-                f"reads {FORMAT}; upgrade perdure, then import it"
+                f"{self._path} was written by a newer perdure: {known}; upgrade perdure, then import it"
             )
         if head[0] < FORMAT:
-            raise BadArchive(
-                f"{self._path} was written by an earlier perdure: it has format {head[0]}, {name_release()} "
-                f"reads {FORMAT}. {EXPORT_AND_IMPORT}"
-            )
+            raise BadArchive(f"{self._path} was written by an earlier perdure: {known}. {EXPORT_AND_IMPORT}")
         while True:
             digest, position = self._sum.digest(), self._size
             frame_type, *frame = self._read_frame()
@@ -293,11 +286,21 @@ class Archive:
             raise self._changed_error() from error
         if not is_sound:
             raise self._changed_error()
+        table = self._get_table(partition, record_kind)
         if frame_type == _PUT:
-            row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, rest[1])
-            self._get_table(partition, record_kind)[key] = row
+            table[key] = self._make_row(position, rest[1])
         else:
-            self._get_table(partition, record_kind).pop(key, None)
+            table.pop(key, None)
+
+    def _make_row(self, position: int, version: int) -> _Row:
+        """Return the row of the record in the last frame so far, which begins at a position."""
+        start = position + _LENGTH.size
+        return _Row(start, self._size - start, version)
+
+    def _foreign_error(self) -> BadArchive:
+        return BadArchive(
+            f"{self._path} is not an export of threads, as `perdure export --output` writes one"
+        )
 
     def _changed_error(self) -> BadArchive:
         return BadArchive(f"{self._path} was changed since it was written; export the threads again")
@@ -337,16 +340,14 @@ class Archive:
         if self._last_partition is None or self._last_partition[0] != partition:
             self._last_partition = partition, self._size, self._sum.copy()
         for op in ops:
+            table, name = self._get_table(partition, op.kind), _encode_name(partition, op)
             if isinstance(op, Put):
-                fields = _encode(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
-                position = self._write_frame(
-                    [_PUT, *_encode_name(partition, op), fields, op.version, op.body]
-                )
-                row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, op.version)
-                self._get_table(partition, op.kind)[op.key] = row
+                fields = _encode(op.fields[c.name] for c in op.kind.fields)
+                position = self._write_frame([_PUT, *name, fields, op.version, op.body])
+                table[op.key] = self._make_row(position, op.version)
             elif isinstance(op, Delete):
-                self._write_frame([_DELETE, *_encode_name(partition, op)])
-                self._get_table(partition, op.kind).pop(op.key, None)
+                self._write_frame([_DELETE, *name])
+                table.pop(op.key, None)
 
     def _roll_back(self, partition: Partition) -> None:
         """Cut off what was written of a thread, which has to be the last in the file."""
@@ -382,7 +383,7 @@ class Archive:
 
 
 def _encode_name(partition: Partition, op: Op) -> list[Any]:
-    return [_encode_texts(partition), op.kind.name, _encode(op.kind.key, op.key)]
+    return [_encode(partition), op.kind.name, _encode(op.key)]
 
 
 def _decode_name(frame: list[Any]) -> list[Any]:
@@ -393,16 +394,9 @@ def _decode_name(frame: list[Any]) -> list[Any]:
     return [partition, kind, tuple(_decode(kind.key, key)), *rest]
 
 
-def _encode_texts(values: Iterable[str]) -> list[bytes]:
-    return [value.encode("utf-8", "surrogatepass") for value in values]
-
-
-def _encode(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
+def _encode(values: Iterable[Any]) -> list[Any]:
     """Return values in a form that can be packed, even if they are not well-formed Unicode."""
-    return [
-        value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
-        for _, value in zip(columns, values, strict=True)
-    ]
+    return [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
 
 
 def _decode(columns: tuple[Column, ...], values: list[Any]) -> list[Any]:

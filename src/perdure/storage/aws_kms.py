@@ -94,13 +94,12 @@ class AwsKms:
         codes: dict[str, str] = {}
         for key in sorted(self._keys, key=lambda key: key != key_id):
             answer = self._call("decrypt", KeyId=key, CiphertextBlob=wrapped, EncryptionContext=_CONTEXT)
-            if not isinstance(answer, str) and answer["KeyId"] == key_id:
-                plain: bytes = answer["Plaintext"]
-                return plain
+            codes[key] = "IncorrectKeyException"
             if isinstance(answer, str):
                 codes[key] = answer
-            else:
-                codes[key] = "IncorrectKeyException"
+            elif answer["KeyId"] == key_id:
+                plain: bytes = answer["Plaintext"]
+                return plain
         states = (
             f"{key} {_UNUSABLE.get(code, 'did not wrap it, or it was changed')}"
             for key, code in codes.items()

@@ -248,7 +248,9 @@ class Batcher:
                 self._begun.remove(started)
                 if self._distant:
                     moment = min(took * self._moment, _MOMENT_MOST_S)
-                    self._release(group, moment if took >= _LONG_TRIP_S else 0.0)
+                    if took < _LONG_TRIP_S:
+                        moment = 0.0
+                    self._release(group, moment)
             _answer(group)
 
     def _take(self, now: float) -> list[PendingRequest]:

@@ -18,6 +18,8 @@ from perdure.storage.credentials import Answer, Endpoint, Password, PasswordSour
 Provider = Callable[[], Answer | Awaitable[Answer]]
 
 _AWS_LIFE_S = 900
+_AWS_SERVICES = {"postgresql": ("rds-db", "DBUser"), "redis": ("elasticache", "User")}
+"""The name of the service, and that of the parameter with the user."""
 _AZURE_SCOPES = {
     "postgresql": "https://ossrdbms-aad.database.windows.net/.default",
     "redis": "https://redis.azure.com/.default",
@@ -99,17 +101,16 @@ def _make_aws_provider(kind: str, parameters: dict[str, str], endpoint: Endpoint
     region = parameters.get("region") or session.get_config_variable("region")
     if not region:
         raise BadUrl(f"{endpoint.shown}: credentials=aws-iam needs a region: add region=, or set AWS_REGION")
-    service = "rds-db" if kind == "postgresql" else "elasticache"
+    service, user = _AWS_SERVICES[kind]
+    host = parameters.get("cache", "")
     if kind == "postgresql":
         host = f"{endpoint.host}:{endpoint.port}"
-    else:
-        host = parameters.get("cache", "")
     if not host:
         raise BadUrl(
             f"{endpoint.shown}: credentials=aws-iam needs the name of the cache or replication group: add "
             "cache=, e.g. cache=my-group, or cache=serverless:my-cache"
         )
-    query = {"Action": "connect", "DBUser" if kind == "postgresql" else "User": endpoint.user}
+    query = {"Action": "connect", user: endpoint.user}
     if host.startswith("serverless:"):
         host = host.removeprefix("serverless:")
         query["ResourceType"] = "ServerlessCache"

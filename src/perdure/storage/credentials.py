@@ -161,7 +161,7 @@ class PasswordSource:
     def state(self) -> PasswordState:
         with self._lock:
             token = self._token
-            return PasswordState(self.name, self._failures, None if token is None else token.valid_until)
+            return PasswordState(self.name, self._failures, getattr(token, "valid_until", None))
 
     def refuse(self, token: Token) -> None:
         """Note that the server refused a token, so that the next connection gets another one."""
@@ -243,9 +243,8 @@ def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource |
             f"{endpoint.shown}: password= is {type(password).__name__}; pass a text, or a function without "
             "arguments that returns one"
         )
-    if hasattr(password, "__qualname__"):
-        named_object: Any = password
-    else:
+    named_object: Any = password
+    if not hasattr(password, "__qualname__"):
         named_object = type(password)
     return PasswordSource(
         cast("Any", provider), f"{named_object.__module__}.{named_object.__qualname__}", endpoint
@@ -258,11 +257,10 @@ def _token_of(answer: Any) -> Token:
     value: Any = answer
     end: Any = None
     if isinstance(answer, tuple) and len(answer) == 2:
-        # A provider of redis-py returns the user's name and the password.
-        if isinstance(answer[1], str):
-            value, end = (answer[1], None)
-        else:
-            value, end = answer
+        value, end = answer
+        if isinstance(end, str):
+            # A provider of redis-py returns the user's name and the password.
+            value, end = end, None
     elif isinstance(answer, tuple) and len(answer) == 1:
         (value,) = answer
     elif hasattr(value, "token"):

@@ -247,10 +247,12 @@ class EncryptedDriver(WrappingDriver):
         sealed = cast(Commit, self._seal_request(commit))
         outcome, answers = await acommit_and_fetch(self._inner, sealed, fetch)
         try:
-            return outcome, None if answers is None else self._open_answer(fetch, answers)
+            if answers is not None:
+                answers = self._open_answer(fetch, answers)
         except PerdureError:
             # Without an answer the caller fetches by itself, and gets the error then.
-            return outcome, None
+            answers = None
+        return outcome, answers
 
     def _seal_request(self, effect: Effect[R]) -> Effect[R]:
         require_names(effect)

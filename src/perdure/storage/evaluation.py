@@ -7,8 +7,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 
-from perdure.model.ops import Delete, Expect, Expectation, FindThreads, Get, IndexHit, Op, Range
+from perdure.model.ops import Expect, Expectation, FindThreads, Get, IndexHit, Op, Range
 from perdure.model.records import RESERVED, Key, Partition, Record
+
+
+def get_prefix(item: Get | Range) -> Key:
+    """Return the prefix of the keys of the wanted records; of a ``Get``, the key."""
+    if isinstance(item, Get):
+        return item.key
+    return item.prefix
 
 
 def meets(version: int | None, expect: Expectation) -> bool:
@@ -20,7 +27,7 @@ def meets(version: int | None, expect: Expectation) -> bool:
 
 def holds(op: Op, record: Record | None) -> bool:
     """Return True if an operation's expectation holds for the stored record."""
-    wanted = op.unchanged if isinstance(op, Delete) else {}
+    wanted = getattr(op, "unchanged", {})
     if wanted and (record is None or any(record.fields[name] != value for name, value in wanted.items())):
         return False
     return meets(None if record is None else record.version, op.expect)

@@ -159,8 +159,8 @@ def require_cryptography() -> None:
         raise MissingExtra('encryption needs an extra: pip install "perdure[encryption]"') from error
 
 
-def provider_of(key: EncryptionKey) -> KeyProvider:
-    """Return the provider that wraps and unwraps with an encryption key.
+def provider_of(key: EncryptionKey | None) -> KeyProvider | None:
+    """Return the provider that wraps and unwraps with an encryption key, ``None`` without a key.
 
     Raises:
         TypeError: It is neither a provider nor bytes.
@@ -168,7 +168,7 @@ def provider_of(key: EncryptionKey) -> KeyProvider:
     """
     if isinstance(key, bytes):
         return LocalKeys((key,))
-    if isinstance(key, KeyProvider):
+    if key is None or isinstance(key, KeyProvider):
         return key
     given = cast(object, key)
     if isinstance(given, str) or not isinstance(given, Collection):
@@ -215,14 +215,12 @@ def open_provider(text: str, base: Path | None = None) -> KeyProvider:
         ) from error
     try:
         if callable(found) and not isinstance(found, KeyProvider):
-            provider = found()
-        else:
-            provider = found
+            found = found()
     except TypeError as error:
         raise BadSetting(f"{text} is not a function without arguments that returns a provider") from error
-    if not isinstance(provider, KeyProvider):
+    if not isinstance(found, KeyProvider):
         raise BadSetting(f"{text} returns no provider of encryption keys, with wrap() and unwrap()")
-    return provider
+    return found
 
 
 def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_threads: bool) -> T:

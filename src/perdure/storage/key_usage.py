@@ -29,8 +29,7 @@ def count_by_data_key(driver: Driver) -> Counter[str]:
     for space in SPACES:
         for partition in _list_partitions(driver, space):
             for record in _list_records(driver, partition):
-                data_key = data_key_of(record.body)
-                counts["" if data_key is None else data_key.hex()] += 1
+                counts[(data_key_of(record.body) or b"").hex()] += 1
     return counts
 
 

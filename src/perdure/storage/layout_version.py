@@ -47,9 +47,8 @@ def other_version_error(name: str, found: int, first: int, present: int, command
     if found > present:
         return MigrationRequired(f"{what}, {name_release()} knows {present}; upgrade perdure")
     if found < first:
+        readable = f"{first} to {present}"
         if first == present:
             readable = f"{present} only"
-        else:
-            readable = f"{first} to {present}"
         return MigrationRequired(f"{what}, {name_release()} reads {readable}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

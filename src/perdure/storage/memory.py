@@ -146,10 +146,9 @@ class MemoryDriver:
 
 def _has_expired(record: Record, now: int) -> bool:
     """Return True if a record has expired. Records of kinds that do not expire never have."""
-    if record.kind.expires and record.kind.index:
-        expires_at = record.fields[record.kind.index]
-    else:
-        expires_at = None
+    if not record.kind.expires:
+        return False
+    expires_at = record.fields[str(record.kind.index)]
     return expires_at is not None and expires_at <= now
 
 

@@ -200,17 +200,15 @@ class ServerNotifier:
         self._is_echo_heard = False
         # A notifier that received this one's echo before does not answer it, so that its next regular echo
         # has to be waited for.
+        answered_s = _ANSWERED_WITHIN_S
         if self._has_sent_echo:
             answered_s = _ECHO_EVERY_S + _ECHO_WITHIN_S
-        else:
-            answered_s = _ANSWERED_WITHIN_S
         self._may_have_others_until = max(self._may_have_others_until, free_at + answered_s)
+        echo_at = free_at
         if not listens:
             echo_at = _NEVER
         elif self._is_echo_missing:
-            echo_at = free_at + _ECHO_EVERY_S
-        else:
-            echo_at = free_at
+            echo_at += _ECHO_EVERY_S
         while listens or not self._listeners:
             now = time.monotonic()
             if now >= echo_at or self._must_answer:

@@ -226,7 +226,7 @@ async def acommit_and_fetch(
 
 class WrappingDriver:
     """Base of drivers that wrap another one: they have its limits and its capabilities, except for
-    ``reads_with_commits``, which each has to declare itself."""
+    ``reads_with_commits``, which each has to declare itself, and pass requests on to it."""
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
@@ -235,6 +235,17 @@ class WrappingDriver:
     @property
     def limits(self) -> CommitLimits:
         return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        self._check_request(effect)
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        self._check_request(effect)
+        return await self._inner.aperform(effect)
+
+    def _check_request(self, effect: Effect[Any]) -> None:
+        """Raise an error for a request that is not to be passed on."""
 
     def close(self) -> None:
         self._inner.close()

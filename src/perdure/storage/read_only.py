@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from perdure.errors import NotAllowed
 from perdure.model.ops import Fetch, Find, Now
 from perdure.model.program import Effect
 from perdure.storage.port import Driver, WrappingDriver
 from perdure.storage.url import backend_of, open_driver
-
-R = TypeVar("R")
 
 
 class ReadOnlyDriver(WrappingDriver):
@@ -22,13 +20,9 @@ class ReadOnlyDriver(WrappingDriver):
         # A search that removes expired records would write.
         self.capabilities = replace(self.capabilities, is_read_only=True, removes_expired=False)
 
-    def perform(self, effect: Effect[R]) -> R:
-        _check(effect)
-        return self._inner.perform(effect)
-
-    async def aperform(self, effect: Effect[R]) -> R:
-        _check(effect)
-        return await self._inner.aperform(effect)
+    def _check_request(self, effect: Effect[Any]) -> None:
+        if not isinstance(effect, Fetch | Find | Now):
+            raise NotAllowed("this database is open for reading only; nothing was written")
 
 
 def open_read_only(url: str) -> Driver:
@@ -36,11 +30,5 @@ def open_read_only(url: str) -> Driver:
 
     A SQLite file is opened without changing a byte of it, so it may be a read-only copy.
     """
-    open_backend = getattr(backend_of(url), "open_read_only", None)
-    driver: Driver = open_driver(url) if open_backend is None else open_backend(url)
-    return ReadOnlyDriver(driver)
-
-
-def _check(effect: Effect[R]) -> None:
-    if not isinstance(effect, Fetch | Find | Now):
-        raise NotAllowed("this database is open for reading only; nothing was written")
+    open_backend = getattr(backend_of(url), "open_read_only", open_driver)
+    return ReadOnlyDriver(open_backend(url))

@@ -181,9 +181,8 @@ class _Wrapping(NamedTuple):
         return answer[0], answer[1]
 
     def _ask(self, call: Callable[[], Coroutine[Any, Any, T]], key_id: str | None) -> T:
-        if key_id is None:
-            what = "to wrap its keys"
-        else:
+        what = "to wrap its keys"
+        if key_id is not None:
             what = f"for the key {key_id}, which wraps its keys"
         try:
             return ask(call, _ANSWER_S, has_threads=self.has_threads)
@@ -291,10 +290,9 @@ class StoredKeys(Keyring):
         """
         before = self._wrapping.open(self._fetch())
         self._use_if_newer(before)
+        keys = before.keys
         if data_key:
-            keys = before.keys.add_key(int(time.time()))
-        else:
-            keys = before.keys
+            keys = keys.add_key(int(time.time()))
         if len(keys.secrets) > _DATA_KEYS_MOST:
             raise TooLarge(
                 f"{self._wrapping.url} has {_DATA_KEYS_MOST} data keys, the maximum; copy it to an empty "
@@ -355,9 +353,8 @@ class StoredKeys(Keyring):
                         self._unfound.clear()
                     self._unfound[key_id] = time.monotonic() + _UNFOUND_S
         if not self.knows(key_id):
-            if failed is None:
-                why = ""
-            else:
+            why = ""
+            if failed is not None:
                 why = f"; its keys could not be read again: {failed}"
             raise KeyMissing(f"{unknown}{why}") from failed
 

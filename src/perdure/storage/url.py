@@ -109,8 +109,8 @@ def _parse_dsn(text: str) -> str:
     name = quote(parameters.pop("dbname", ""), safe="")
     query = f"?{urlencode(parameters)}" if parameters else ""
     if login:
-        return f"postgresql://{login}@{where}/{name}{query}"
-    return f"postgresql://{where}/{name}{query}"
+        login += "@"
+    return f"postgresql://{login}{where}/{name}{query}"
 
 
 def open_driver(url: str, *, migrate: bool = False, password: Password | None = None) -> Driver:

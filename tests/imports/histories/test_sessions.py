@@ -1,7 +1,7 @@
 """Histories of sessions out of tables that others write to, and from one backend to another by a file.
 
 Covers perdure.imports.histories.session_tables, perdure.imports.histories.session_dynamodb,
-perdure.imports.histories.session_postgres, perdure.cli.data.sessions.
+perdure.cli.data.sessions.
 """
 
 from __future__ import annotations

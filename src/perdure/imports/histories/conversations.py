@@ -15,19 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langgraph.checkpoint.base import CheckpointTuple
-
 from perdure.database.base import handle_of
 from perdure.engine.threads import checkpoint_loading, chunk_reads
 from perdure.errors import BadUrl, NotAllowed, NotFound, Unserialisable
 from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
-from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
+    Source,
     SourceCheckpoint,
-    SourceItem,
     SourceWrite,
     WriteSlot,
 )
@@ -92,7 +89,7 @@ class _Conversation:
             self.positions[str(UUID(bytes=digest.digest(), version=5))] = position
 
 
-class HistorySource:
+class HistorySource(Source):
     """Conversations in a file of neutral JSON. Each becomes a thread with a checkpoint after every message.
     The checkpoints' ids are derived from the messages: a conversation always gets the same ids, and when it
     has grown, the same ids and further ones.
@@ -106,7 +103,7 @@ class HistorySource:
     """
 
     def __init__(self, path: Path, channel: str = CHANNEL) -> None:
-        self.name = self.verifier = str(path)
+        self.name = str(path)
         self._path, self._channel = path, channel
         if not path.is_file():
             raise BadUrl(f"{path} is not a file; pass a file of neutral JSON")
@@ -152,10 +149,6 @@ class HistorySource:
         except RecursionError:
             raise BadUrl(f"{self.name}, {where}: nested too deeply") from None
 
-    def count(self) -> int | None:
-        """Return the number of conversations."""
-        return len(self._offsets)
-
     def threads(self) -> Iterator[str]:
         """Return the ids of the conversations in the order of the file."""
         return iter(self._offsets)
@@ -164,11 +157,10 @@ class HistorySource:
         if self._loaded is None or self._loaded.thread != thread:
             with self._path.open("rb") as file:
                 file.seek(self._offsets[thread])
-                found = self._parse(file.read() if self._is_array else file.readline(), "a conversation")
-            if self._is_array:
-                messages = found
-            else:
-                messages = found.get("messages")
+                text = file.read() if self._is_array else file.readline()
+            messages = self._parse(text, "a conversation")
+            if not self._is_array:
+                messages = messages.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
             self._loaded = _Conversation(thread, self._channel, to_neutral(messages))
@@ -176,10 +168,11 @@ class HistorySource:
 
     def outline(self, thread: str) -> Outline:
         """Return a checkpoint for each message of a conversation."""
-        entries: list[CheckpointEntry] = []
-        for name in self._load_conversation(thread).positions if thread in self._offsets else ():
-            entries.append(CheckpointEntry("", name, entries[-1].id if entries else None))
-        return Outline(entries)
+        if thread not in self._offsets:
+            return Outline()
+        names = list(self._load_conversation(thread).positions)
+        parents = [None, *names[:-1]]
+        return Outline([CheckpointEntry("", *pair) for pair in zip(names, parents, strict=True)])
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
@@ -202,17 +195,13 @@ class HistorySource:
         """Return nothing: a conversation has no pending writes."""
         return iter(())
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield the checkpoints as they are made here: no saver has them."""
-        return (as_tuple(thread, found, (), SERDE) for found in self.checkpoints(thread, wanted))
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> Sequence[WriteSlot]:
+        """Return nothing: a conversation has no pending writes."""
+        return ()
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the last message's checkpoint."""
         return outline.checkpoints[-1].id
-
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: a conversation has no store."""
-        return iter(())
 
     def close(self) -> None:
         """Do nothing: the file is open only while it is read."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.errors import BadUrl
 from perdure.imports.dynamodb import open_client, read_items, read_key_names, read_value, reading
-from perdure.imports.histories.session_tables import COLUMNS, SessionTable
+from perdure.imports.histories.session_tables import SessionTable
 from perdure.imports.histories.sessions import SourceSession
 from perdure.imports.source import DAMAGED
 from perdure.storage.dynamodb.client import target_of
@@ -68,10 +68,10 @@ class DynamoSessions:
         ((kind, key),) = item[self._names.key].items()
         if kind not in ("S", "N"):
             return SourceSession(repr(key), why="its key is neither text nor a number")
-        named = (self._names.column,) if self._names.column else COLUMNS
+        named = self._names.columns
         history = next((item[name] for name in named if name in item), None)
         if history is None:
-            return SourceSession(key, why=f"it has no {' or '.join(map(str, named))}")
+            return SourceSession(key, why=f"it has no {' or '.join(named)}")
         try:
             return SourceSession(key, read_value(history, decodes=True))
         except DAMAGED as error:

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from perdure.errors import BadUrl
-from perdure.imports.histories.session_tables import FileSessions, SessionTable, SqliteSessions
+from perdure.imports.histories.session_tables import FileSessions, SessionTable, TableSessions, quote
 from perdure.imports.histories.sessions import SessionSource
 from perdure.imports.kinds import require_extra
+from perdure.imports.sqlite_rows import SqliteRows
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 """First bytes of a SQLite file."""
@@ -28,7 +29,7 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
         MissingExtra: The client library of the source is not installed.
         Unavailable: The source does not answer.
     """
-    for name in (*names.table.split("."), names.key, *([names.column] if names.column else [])):
+    for name in (*names.table.split("."), names.key, names.column or names.key):
         if not _NAME.fullmatch(name):
             raise BadUrl(f"{name!r} is not a name of a table or a column")
     if where.startswith("dynamodb://"):
@@ -37,13 +38,15 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
         return DynamoSessions(where, names)
     if where.startswith(("postgresql://", "postgres://")):
         with require_extra("postgres"):
-            from perdure.imports.histories.session_postgres import PostgresSessions
-        return PostgresSessions(where, names)
+            from perdure.imports.postgres_rows import PostgresRows
+        rows = PostgresRows(where)
+        return TableSessions(rows.name, rows, names, quote(names.table), "{key}::text")
     path = Path(where.removeprefix("sqlite:///"))
     if not path.is_file():
         raise BadUrl(f"{path} is not a file; pass one, or postgresql://… or dynamodb://…")
     with path.open("rb") as file:
         is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     if is_sqlite:
-        return SqliteSessions(path, names)
+        text = "CASE WHEN typeof({key}) IN ('text', 'integer') THEN {key} END"
+        return TableSessions(str(path), SqliteRows(path), names, names.table.rpartition(".")[2], text)
     return FileSessions(path)

@@ -7,13 +7,13 @@ Rows are read by pages in the order of their keys, each page as it is at that mo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from perdure.errors import BadUrl
 from perdure.imports.histories.sessions import SourceSession
-from perdure.imports.sqlite_rows import SqliteRows, is_utf8
+from perdure.imports.sqlite_rows import is_utf8
 
 PAGE = 100
 """Number of rows of one request."""
@@ -34,6 +34,13 @@ class SessionTable(NamedTuple):
     table: str = "sessions"
     key: str = KEY
     column: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names that the column of the messages may have."""
+        if self.column:
+            return (self.column,)
+        return COLUMNS
 
 
 class FileSessions:
@@ -75,30 +82,52 @@ class FileSessions:
         """Do nothing: the file is open only while it is read."""
 
 
-class SqliteSessions:
-    """A table of a SQLite file, which others may write to."""
+class SessionRows(Protocol):
+    """The rows of a database of SQLite or PostgreSQL."""
 
-    def __init__(self, path: Path, names: SessionTable) -> None:
-        self.name = str(path)
-        self._rows = SqliteRows(path)
+    def __call__(self, query: str, *values: object) -> Any: ...
+
+    def begin(self) -> None: ...
+
+    def columns(self, table: str) -> Iterable[str]: ...
+
+    def close(self) -> None: ...
+
+
+class TableSessions:
+    """A table, which others may write to; closing the source closes ``rows``.
+
+    Args:
+        name: The source's name for messages.
+        rows: The rows of the database.
+        names: The names of the table and its columns.
+        table: The table, as ``rows`` takes it.
+        text: A template for the text of a key, NULL if it cannot be the id of a session.
+    """
+
+    def __init__(self, name: str, rows: SessionRows, names: SessionTable, table: str, text: str) -> None:
+        self.name = name
+        self._rows = rows
         try:
-            columns = self._rows.columns(names.table.rpartition(".")[2])
-            self._query = write_page_queries(self.name, names, columns, "typeof({key}), {key}")
+            columns = set(rows.columns(table))
+            self._queries = write_page_queries(name, names, columns, f"{text}, {{key}}")
         except BaseException:
             self.close()
             raise
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of their keys."""
-        first_query, next_query = self._query
+        first_query, next_query = self._queries
+        self._rows.begin()
         page = self._rows(f"{first_query} LIMIT {PAGE}")
         while page:
-            for kind, key, messages in page:
-                yield session_of(key if kind in ("text", "integer") else None, messages, repr(key))
+            for text, key, messages in page:
+                yield session_of(text, messages, repr(key))
+            self._rows.begin()
             page = self._rows(f"{next_query} LIMIT {PAGE}", page[-1][1])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._rows.close()
 
 
@@ -112,19 +141,19 @@ def write_page_queries(name: str, names: SessionTable, columns: set[str], key: s
         raise BadUrl(f"{name} has no table {names.table}; name it with --table")
     if names.key not in columns:
         raise BadUrl(f"{name}: the table {names.table} has no column {names.key}; name it with --key")
-    column = names.column or next((each for each in COLUMNS if each in columns), None)
-    if column not in columns:
-        wanted = names.column or " or ".join(COLUMNS)
+    column = next((each for each in names.columns if each in columns), None)
+    if column is None:
+        wanted = " or ".join(names.columns)
         raise BadUrl(f"{name}: the table {names.table} has no column {wanted}; name it with --column")
-    table, by = ".".join(map(quote, names.table.split("."))), quote(names.key)
-    select = f"SELECT {key.format(key=by)}, {quote(str(column))} FROM {table}"  # noqa: S608 - quoted names
+    by = quote(names.key)
+    select = f"SELECT {key.format(key=by)}, {quote(column)} FROM {quote(names.table)}"  # noqa: S608 - quoted names
     order = f" ORDER BY {by}"
     return f"{select} WHERE {by} IS NOT NULL{order}", f"{select} WHERE {by} > ?1{order}"
 
 
 def quote(name: str) -> str:
-    """Return a name of a table or column, which has no quotation mark, as SQL."""
-    return f'"{name}"'
+    """Return a name of a table or column, which has no quotation mark, as SQL; a schema may precede it."""
+    return ".".join(f'"{part}"' for part in name.split("."))
 
 
 def session_of(key: Any, messages: Any, shown: str) -> SourceSession:

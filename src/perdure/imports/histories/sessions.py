@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 from perdure.errors import Conflict, PerdureError, Unavailable, Unserialisable
 from perdure.history.histories import SyncHistories, TaskBudget
@@ -123,27 +123,22 @@ class SessionImporter:
         self, session_id: str, messages: list[NeutralMessage], budget: TaskBudget | None
     ) -> SessionReport:
         stored = self._histories.load(session_id)
-        stored_count = len(stored.messages)
         same = _count_common(stored.messages, messages)
         if stored.version and same == len(messages):
             # The target has all messages of the source, and maybe further ones.
             return SessionReport(session_id, "unchanged")
+        state: SessionState = "imported"
         if stored.version:
-            state: SessionState = "extended"
-        else:
-            state = "imported"
-        if same < stored_count:
+            state = "extended"
+        store: Callable[..., object] = self._histories.commit
+        if same < len(stored.messages):
             if not self._replaces:
                 raise Conflict(
                     f"message {same + 1} differs from the one at the target, which went on by itself or was "
                     "written otherwise; what is there stays as it is (--replace replaces it)"
                 )
-            state, same = "replaced", 0
+            state, same, store = "replaced", 0, self._histories.replace
         if not self._dry_run:
-            if state == "replaced":
-                store = self._histories.replace
-            else:
-                store = self._histories.commit
             store(stored, messages[same:], budget=budget)
         return SessionReport(session_id, state, len(messages) - same)
 
@@ -168,13 +163,12 @@ def _parse(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | N
             raise Unserialisable("its history is text, and not JSON") from error
     if not isinstance(messages, list):
         raise Unserialisable(f"its history is {type(messages).__name__}, not a list of messages")
-    given = cast("object", session.budget)
-    if given is None:
+    budget: Any = session.budget
+    if budget is None:
         return to_neutral(messages), None
-    if isinstance(given, Mapping):
-        task, used = (given.get("task"), given.get("used"))
-    else:
-        task, used = (None, None)
+    if not isinstance(budget, Mapping):
+        budget = {}
+    task, used = budget.get("task"), budget.get("used")
     if not isinstance(task, str) or isinstance(used, bool) or not isinstance(used, int) or used < 0:
         raise Unserialisable("its budget is not an object with a task and the number used")
     return to_neutral(messages), TaskBudget(task, used)

@@ -7,11 +7,9 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import orjson
-from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 
 from perdure.errors import Contention, NotFound
-from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.langgraph_server.api import ServerApi
 from perdure.imports.langgraph_server.states import (
     Built,
@@ -28,6 +26,7 @@ from perdure.imports.source import (
     CheckpointEntry,
     DamagedItem,
     Outline,
+    Source,
     SourceCheckpoint,
     SourceItem,
     SourceWrite,
@@ -40,7 +39,7 @@ Key = tuple[str, str]
 _UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
-class ServerSource:
+class ServerSource(Source):
     """A LangGraph server. The states of the thread that is being imported are kept in a temporary file.
 
     Args:
@@ -52,13 +51,10 @@ class ServerSource:
         self, api: ServerApi, graphs: Mapping[str, Pregel[Any, Any, Any, Any]] | None = None
     ) -> None:
         self.api = api
-        self.name = self.verifier = api.name
+        self.name = api.name
         self._steps = {name: GraphSteps(graph) for name, graph in (graphs or {}).items()}
         # With graphs, values may have any of their types; without them only messages have a type.
-        if graphs:
-            self._serde = Serde("imported")
-        else:
-            self._serde = Serde("listed")
+        self._serde = Serde("imported" if graphs else "listed")
         self._file = TemporaryFile()  # noqa: SIM115 - as long as the source
         self._places: dict[Key, tuple[int, int]] = {}
         self._thread: str | None = None
@@ -194,10 +190,9 @@ class ServerSource:
         for slot, *rest in self._read_kept(thread, key)["writes"]:
             yield SourceWrite(WriteSlot(*slot), *rest)
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as they were made from the states."""
-        for found in self.checkpoints(thread, wanted):
-            yield as_tuple(thread, found, self._writes(thread, found.entry[:2]), SERDE)
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> Sequence[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        return [write.slot for write in self._writes(thread, entry[:2])]
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that the server shows as the latest."""

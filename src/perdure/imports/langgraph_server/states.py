@@ -102,14 +102,16 @@ class NamespaceStates:
             Unserialisable: The server does not show what is needed to go on from the state.
         """
         entry = entry_of(state)
-        parent = self._known.get(entry.parent_id or "")
+        parent = self._known.get(entry.parent_id or "", _Known({}, {}, 0))
         metadata: dict[str, Any] = dict(state.get("metadata") or {})
         tasks = _add_paths(entry, metadata, state.get("tasks") or ())
         values = self._read_values(state.get("values"))
         if self._steps is not None:
             values = self._steps.coerce(values)
-        is_loop = metadata.get("source") == "loop"
-        hidden = self._find_hidden(entry, tasks, parent.following if parent is not None and is_loop else {})
+        following: Mapping[str, Any] = {}
+        if metadata.get("source") == "loop":
+            following = parent.following
+        hidden = self._find_hidden(entry, tasks, following)
         channels = {**values, **hidden}
         known = self._count_versions(channels, parent)
         checkpoint: dict[str, Any] = {
@@ -170,20 +172,19 @@ class NamespaceStates:
             hidden[SENDS] = sends
         return hidden
 
-    def _count_versions(self, channels: Mapping[str, Any], parent: _Known | None) -> _Known:
+    def _count_versions(self, channels: Mapping[str, Any], parent: _Known) -> _Known:
         """Count the versions: a value that equals the parent's keeps its version."""
-        depth = parent.depth + 1 if parent is not None else 1
+        depth = parent.depth + 1
         versions: dict[str, int] = {}
         digests: dict[str, bytes] = {}
         for channel, value in channels.items():
             text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
             digests[channel] = blake2b(text, digest_size=16).digest()
-            is_same = parent is not None and parent.digests.get(channel) == digests[channel]
+            is_same = parent.digests.get(channel) == digests[channel]
+            versions[channel] = depth
             # A channel that starts a task is always new.
-            if is_same and parent is not None and not channel.startswith((BRANCH, START, SENDS)):
+            if is_same and not channel.startswith((BRANCH, START, SENDS)):
                 versions[channel] = parent.versions[channel]
-            else:
-                versions[channel] = depth
         return _Known(versions, digests, depth)
 
     def _make_writes(
@@ -200,9 +201,8 @@ class NamespaceStates:
         if self._steps is not None and tasks and not (is_leaf and not finished):
             # A task that ran may have no result, as it wrote nothing: if the state has a successor, all tasks
             # ran, except those that wait for an answer.
-            if is_leaf:
-                ran = finished
-            else:
+            ran = finished
+            if not is_leaf:
                 ran = [task for task in tasks if not task.get("interrupts") or task in finished]
             step = self._steps.apply_results(
                 checkpoint, [(t["id"], t["name"], revive(t.get("result"))) for t in ran]
@@ -211,8 +211,6 @@ class NamespaceStates:
                 by_task = step.writes
                 if len(ran) == len(tasks):
                     known.following = step.channels
-                else:
-                    known.following = {}
         elif finished and is_leaf:
             raise Unserialisable(
                 f"task {finished[0]['name']!r} of checkpoint {entry.id} has finished while others wait, and "
@@ -229,10 +227,9 @@ def _make_task_writes(
     pairs = rebuilt
     if pairs is None and result is not None:
         made = revive(result)
-        if isinstance(made, dict):
-            pairs = list(made.items())
-        else:
-            pairs = [(ROOT, made)]
+        if not isinstance(made, dict):
+            made = {ROOT: made}
+        pairs = list(made.items())
     for idx, (channel, value) in enumerate(pairs or ()):
         yield ServerWrite(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
     if task.get("error") is not None:

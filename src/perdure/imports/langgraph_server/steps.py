@@ -34,19 +34,16 @@ class GraphSteps:
         self._saver = InMemorySaver()
         self._graph = graph.copy(update={"checkpointer": self._saver, "store": None, "cache": None})
         shown = graph.stream_channels_asis
+        self.output = "__root__"
         if isinstance(shown, str):
-            self._state_channels = {shown}
-        else:
-            self._state_channels = set(shown)
-        self.output = shown if isinstance(shown, str) else "__root__"
+            self.output, shown = shown, [shown]
+        self._state_channels = set(shown)
 
     def coerce(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a state in the types of the graph's channels."""
         channels = self._graph.channels
         return {
-            name: coerce(name, value, getattr(channels[name], "ValueType", None))
-            if name in channels
-            else value
+            name: coerce(name, value, getattr(channels.get(name), "ValueType", Any))
             for name, value in values.items()
         }
 
@@ -111,7 +108,7 @@ class GraphSteps:
             # Whatever a function of the user's graph raises concerns this thread alone.
             raise Unserialisable(
                 f"the graph of --graph cannot apply what {nodes} wrote at "
-                f" checkpoint {checkpoint['id']} ({type(error).__name__}); is it the graph of this thread?"
+                f"checkpoint {checkpoint['id']} ({type(error).__name__}); is it the graph of this thread?"
             ) from error
         finally:
             self._saver.delete_thread(base["thread_id"])
@@ -129,8 +126,6 @@ class GraphSteps:
         )
 
     def _convert_result(self, result: Any) -> Any:
-        if isinstance(result, dict):
-            if len(self._state_channels) > 1:
-                return self.coerce(result)
-            return result
+        if isinstance(result, dict) and len(self._state_channels) > 1:
+            return self.coerce(result)
         return result

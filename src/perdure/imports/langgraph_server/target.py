@@ -162,9 +162,9 @@ def _add_message_ids(result: Any, after: Any) -> Any:
 
 
 def _add_ids(value: Any, after: Any) -> Any:
-    messages = convert_to_messages(value) if _is_message_list(value) else None
-    if messages is None or not isinstance(after, list) or len(after) < len(messages):
+    if not _is_message_list(value) or not isinstance(after, list) or len(after) < len(value):
         return value
+    messages = convert_to_messages(value)
     added = after[len(after) - len(messages) :]
     same = all(
         isinstance(there, BaseMessage) and here.id in (None, there.id) and here.content == there.content

@@ -18,6 +18,7 @@ from perdure.model.program import Effect
 from perdure.storage.batching import PendingRequest
 from perdure.storage.d1.columns import Rows, Statement
 from perdure.storage.d1.rest import PASSING, AnswerLost, Rejected
+from perdure.storage.outage import PATIENCE_S
 
 R = TypeVar("R")
 Wait = Callable[[Any], Any]
@@ -115,6 +116,7 @@ class BindingUrl:
 
     name: str
     to: _Bound
+    patience: float = PATIENCE_S
 
     @classmethod
     def of(cls, url: str) -> BindingUrl:
@@ -166,10 +168,9 @@ def _to_python(answer: Any) -> Any:
 
 
 def _read_rows(answer: Any, null: Any) -> list[list[Any]]:
+    found: Any = None
     if isinstance(answer, dict) and answer.get("success") is True:
         found = answer.get("results")
-    else:
-        found = None
     if not isinstance(found, list):
         raise AnswerLost("an incomplete answer")
     return [[None if value is null else value for value in row.values()] for row in found]

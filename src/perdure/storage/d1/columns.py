@@ -82,16 +82,17 @@ def place_of(partition: Partition) -> tuple[str, str, str]:
     return partition.space, partition.tenant, partition.thread
 
 
-def to_json_row(values: Iterable[tuple[Any, Column]]) -> list[Any]:
+def to_json_row(values: Iterable[Any]) -> list[Any]:
     """Return values in forms that JSON can carry."""
-    return [
-        value.hex()
-        if isinstance(value, bytes)
-        else to_sql_integer(value)
-        if isinstance(value, int)
-        else value
-        for value, _ in values
-    ]
+    return list(map(_to_json, values))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, int):
+        return to_sql_integer(value)
+    return value
 
 
 def to_sql_integer(value: int) -> int:

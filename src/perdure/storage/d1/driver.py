@@ -28,6 +28,8 @@ from perdure.storage.outage import PATIENCE_S, Outage
 from perdure.storage.port import Capabilities, CommitLimits
 
 R = TypeVar("R")
+Finish = Callable[[list[Rows], int | None], Any]
+"""Returns the answer of a request, given the rows of its statements and the position of its refusal."""
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
@@ -127,10 +129,9 @@ class D1Driver:
         tries = Tries(sleep=self._sleep, outage=self._outage)
         remaining = list(parts)
         while remaining:
+            statements: list[Statement] = []
             if commits and slot.is_new:
-                statements = [writing.forget_receipts()]
-            else:
-                statements = []
+                statements.append(writing.forget_receipts())
             spans: list[tuple[_Part, int, int]] = []
             for part in remaining:
                 start = len(statements)
@@ -139,10 +140,9 @@ class D1Driver:
             if commits:
                 statements.append(writing.select_receipts(ids))
             try:
+                results: list[Rows] = []
                 if statements:
                     results = self._transport.batch(statements)
-                else:
-                    results = []
             except AnswerLost as lost:
                 if not tries.wait_for_next(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
@@ -223,7 +223,7 @@ class _Part:
     done: bool = False
     size: tuple[int, int] = (0, 0)
     make: Callable[[str, int], list[Statement]] = field(default=lambda _, __: [])
-    finish: Callable[[list[Rows], int | None], Any] = field(default=lambda _, __: None)
+    finish: Finish = field(default=lambda _, __: None)
 
     def read(self, results: list[Rows], refused: int | None) -> None:
         self.job.answer = self.finish(results, refused)
@@ -266,27 +266,17 @@ def _make_part(job: PendingRequest) -> _Part:
                 reader.answer(rows, answers)
             return tuple(map(tuple, answers))
 
-        return _Part(job, make=lambda _, __: reads, finish=finish_fetch, size=_measure(reads))
+        return _make_plain_part(job, reads, finish_fetch)
     if isinstance(effect, Find):
-        reads = [reading.find(effect)]
-        return _Part(
-            job,
-            make=lambda _, __: reads,
-            finish=lambda r, _: reading.parse_find(effect, r[0]),
-            size=_measure(reads),
-        )
+        return _make_plain_part(job, [reading.find(effect)], lambda r, _: reading.parse_find(effect, r[0]))
     if isinstance(effect, Now):
-        reads = [reading.now()]
-        return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_measure(reads))
+        return _make_plain_part(job, [reading.now()], lambda r, _: int(r[0][0][0]))
     if isinstance(effect, Stage):
         puts = writing.write(effect.partition, effect.puts, None)
-        return _Part(job, make=lambda _, __: puts, writes=True, size=_measure(puts))
+        return _make_plain_part(job, puts, lambda _, __: None, writes=True)
     if isinstance(effect, Drop):
         # It may be repeated after a lost answer: it removes no record.
-        statements = [writing.drop_empty(effect.partition)]
-        return _Part(
-            job, make=lambda _, __: statements, finish=lambda _, __: Committed(), size=_measure(statements)
-        )
+        return _make_plain_part(job, [writing.drop_empty(effect.partition)], lambda _, __: Committed())
     if not isinstance(effect, Commit):
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
@@ -304,6 +294,13 @@ def _make_part(job: PendingRequest) -> _Part:
 
     size = _measure([(receipt_sql, receipt_parameters), *drafted])
     return _Part(job, guarded=True, writes=True, make=make_statements, finish=finish_commit, size=size)
+
+
+def _make_plain_part(
+    job: PendingRequest, statements: list[Statement], finish: Finish, *, writes: bool = False
+) -> _Part:
+    """Return a part whose statements are not conditional on a receipt."""
+    return _Part(job, writes=writes, make=lambda _, __: statements, finish=finish, size=_measure(statements))
 
 
 def _read_verdicts(rows: Rows, n: int) -> dict[str, int | None]:
@@ -345,11 +342,7 @@ def open_driver(url: str) -> D1Driver:
         transport.close()
         raise
     is_remote = isinstance(target, D1Url)
-    if isinstance(target, D1Url):
-        patience_s = target.patience
-    else:
-        patience_s = PATIENCE_S
-    return D1Driver(transport, target.name, has_threads=is_remote, patience_s=patience_s)
+    return D1Driver(transport, target.name, has_threads=is_remote, patience_s=target.patience)
 
 
 def _parse_target(url: str) -> D1Url | BindingUrl:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.model.ops import (
     Bound,
@@ -32,6 +32,7 @@ from perdure.storage.d1.columns import (
     to_json_row,
     values_of,
 )
+from perdure.storage.evaluation import get_prefix
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql import searches
 from perdure.storage.sql.schema import PREFIX, table
@@ -47,17 +48,17 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
     groups: dict[tuple[Kind, int, bool], list[tuple[int, list[Any]]]] = {}
     names = place_of(partition)
     for position, item in enumerate(items):
-        prefix = item.key if isinstance(item, Get) else item.prefix
+        prefix = get_prefix(item)
         if isinstance(item, Get) or _has_no_bounds(item):
             bodies = isinstance(item, Get) or item.bodies
             kind = item.kind
-            row = to_json_row(zip(prefix, kind.key, strict=False))
+            row = to_json_row(prefix)
             groups.setdefault((kind, len(prefix), bodies), []).append((position, row))
         else:
             text, parameters = _compile_range(item)
             statements.append((text, (*names, *parameters)))
             readers.append(
-                _RowReader(partition, item.kind, item.bodies, item.verify, (position,), ordered=True)
+                _RowReader(partition, item.kind, item.bodies, item.verify, (position,), is_ordered=True)
             )
     for (kind, depth, bodies), rows in groups.items():
         start = 0
@@ -65,40 +66,33 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
             statements.append((_write_lookup(kind, depth, bodies), (*names, packed)))
             positions = tuple(position for position, _ in rows[start : start + count])
             verify = all(getattr(items[position], "verify", True) for position in positions)
-            readers.append(_RowReader(partition, kind, bodies, verify, positions, ordered=False))
+            readers.append(_RowReader(partition, kind, bodies, verify, positions, is_ordered=False))
             start += count
     return statements, readers
 
 
-class _RowReader:
-    """Reads the rows of one statement into the answers of a fetch."""
+class _RowReader(NamedTuple):
+    """Reads the rows of one statement into the answers of a fetch. If they are not in order, each begins with
+    the number of its item among ``positions``."""
 
-    def __init__(
-        self,
-        partition: Partition,
-        kind: Kind,
-        bodies: bool,
-        verify: bool,
-        places: tuple[int, ...],
-        *,
-        ordered: bool,
-    ) -> None:
-        self._partition = partition
-        self._verify = verify
-        self._kind = kind
-        self._bodies = bodies
-        self._positions = places
-        self._ordered = ordered
+    partition: Partition
+    kind: Kind
+    bodies: bool
+    verify: bool
+    positions: tuple[int, ...]
+    is_ordered: bool
 
     def answer(self, rows: Rows, answers: list[list[Record]]) -> None:
-        columns = columns_of(self._kind, bodies=self._bodies)
+        columns = columns_of(self.kind, bodies=self.bodies)
         for row in rows:
-            values = row if self._ordered else row[1:]
+            number, values = 0, row
+            if not self.is_ordered:
+                number, *values = row
             found = values_of(columns, values)
-            record = sql.record(self._kind, found, self._partition, bodies=self._bodies, verify=self._verify)
-            answers[self._positions[0 if self._ordered else row[0]]].append(record)
-        if not self._ordered:
-            for position in self._positions:
+            record = sql.record(self.kind, found, self.partition, bodies=self.bodies, verify=self.verify)
+            answers[self.positions[number]].append(record)
+        if not self.is_ordered:
+            for position in self.positions:
                 answers[position].sort(key=lambda record: record.key)
 
 
@@ -116,19 +110,16 @@ def _write_lookup(kind: Kind, depth: int, bodies: bool) -> str:
 
 def _compile_range(item: Range) -> tuple[str, tuple[str | None, ...]]:
     kind, depth = item.kind, len(item.prefix)
-    by = [c for c in kind.fields if c.name == item.by] or list(kind.key[depth:])
-    after: list[Any] = []
-    if item.after is not None:
-        after = [item.after] if item.by else list(item.after[depth:])
-    parameters = [
-        *to_json_row(zip(item.prefix, kind.key, strict=False)),
-        *to_json_row(zip(after, by, strict=False)),
-    ]
-    limit = [] if item.limit is None else [item.limit]
+    has_after, has_limit = item.after is not None, item.limit is not None
+    parameters = list(item.prefix)
+    if has_after:
+        parameters += [item.after] if item.by else item.after[depth:]
+    if has_limit:
+        parameters.append(item.limit)
     text = _compile_range_sql(
-        kind, depth, item.by, reverse=item.reverse, after=bool(after), limit=bool(limit), bodies=item.bodies
+        kind, depth, item.by, reverse=item.reverse, after=has_after, limit=has_limit, bodies=item.bodies
     )
-    return text, tuple(None if p is None else str(p) for p in [*parameters, *limit])
+    return text, tuple(None if p is None else str(p) for p in to_json_row(parameters))
 
 
 @lru_cache(maxsize=256)

@@ -187,10 +187,9 @@ def _read_rows(result: Any, count: int) -> list[Rows]:
     out: list[Rows] = []
     parts: list[Any] = result if isinstance(result, list) else []
     for part in parts:
+        rows: Any = None
         if isinstance(part, dict):
             rows = (part.get("results") or {}).get("rows")
-        else:
-            rows = None
         if not isinstance(rows, list) or part.get("success") is not True:
             raise AnswerLost("an incomplete answer")
         out.append(cast(Rows, rows))

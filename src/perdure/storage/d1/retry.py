@@ -49,10 +49,9 @@ class Tries:
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         self._pause *= 2
         self._left -= 1
+        until = self._deadline
         if lost.is_away:
             until = self._outage.note(lost, self._began)
-        else:
-            until = self._deadline
         if self._left < 0 or time.monotonic() + pause > until:
             return False
         self._sleep(pause)

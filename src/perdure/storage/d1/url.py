@@ -96,7 +96,7 @@ class D1Url:
             name=self.name,
             env=self.token_env,
             connecting_s=min(CONNECT_SECONDS, silence_s),
-            answering_s=silence_s if answering_s is None else answering_s,
+            answering_s=answering_s or silence_s,
         )
 
     @contextmanager

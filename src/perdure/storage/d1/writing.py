@@ -65,7 +65,7 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
     groups: dict[tuple[Kind, tuple[str, ...] | None, bool], list[list[Any]]] = {}
     for position, op in enumerate(ops):
         for form, versions, values in _list_demands(op):
-            row = [position, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
+            row = [position, *to_json_row(op.key), *values]
             groups.setdefault((op.kind, form, versions), []).append(row)
     for (kind, form, versions), rows in groups.items():
         for packed, _ in pack_rows(kind, rows):
@@ -113,7 +113,7 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
         for packed, _ in pack_rows(kind, [_make_row(op, partition) for op in group if isinstance(op, Put)]):
             out.append((_write_put(kind, id_ is not None), (*parameters, packed)))
     for kind, group in _group_by_kind([op for op in ops if isinstance(op, Delete)]):
-        rows = [to_json_row(zip(op.key, kind.key, strict=True)) for op in group]
+        rows = [to_json_row(op.key) for op in group]
         for packed, _ in pack_rows(kind, rows):
             out.append((_write_delete(kind), (*parameters, packed)))
     return out
@@ -143,13 +143,11 @@ def sweep() -> list[Statement]:
     out: list[Statement] = []
     for kind in KINDS:
         name = table(kind)
+        key = "rowid"
         if kind.compact:
             key = ", ".join(["t", *(c.name for c in kind.key)])
-        else:
-            key = "rowid"
-        row_key = f"({key})" if kind.compact and kind.key else key
         page = f"SELECT {key} FROM {name} WHERE t = {pk} LIMIT {DROP_ROWS}"
-        out.append((f"DELETE FROM {name} WHERE {row_key} IN ({page})", ()))
+        out.append((f"DELETE FROM {name} WHERE ({key}) IN ({page})", ()))
     empty = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table(kind)} WHERE t = {pk})" for kind in KINDS)
     out.append((f"DELETE FROM {CATALOGUE} WHERE pk = {pk} AND {empty}", ()))
     out.append((f"SELECT EXISTS (SELECT 1 FROM {CATALOGUE} WHERE space = '{DROPPED}') AS c0", ()))
@@ -160,8 +158,8 @@ def _list_demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[A
     """Yield the demands of an operation on its record: ``None`` for absence, else the fields that have to be
     equal; True if the version has to be equal as well; and the values."""
     if isinstance(op, Delete) and op.unchanged:
-        named = [c for c in op.kind.fields if c.name in op.unchanged]
-        yield tuple(c.name for c in named), False, to_json_row((op.unchanged[c.name], c) for c in named)
+        named = tuple(c.name for c in op.kind.fields if c.name in op.unchanged)
+        yield named, False, to_json_row(op.unchanged[name] for name in named)
     if op.expect is Expect.ABSENT:
         yield None, False, []
     elif op.expect is Expect.PRESENT:
@@ -212,8 +210,7 @@ def _write_delete(kind: Kind) -> str:
     if kind.key:
         names = ", ".join(c.name for c in kind.key)
         values = ", ".join(from_row(c, n) for n, c in enumerate(kind.key))
-        record_key = f"({names})" if len(kind.key) > 1 else names
-        where.append(f"{record_key} IN (SELECT {values} FROM json_each(?5) AS r)")
+        where.append(f"({names}) IN (SELECT {values} FROM json_each(?5) AS r)")
     else:
         where.append("json_array_length(?5) > 0")
     return f"DELETE FROM {table(kind)} WHERE {' AND '.join(where)}"
@@ -227,8 +224,7 @@ def _make_row(op: Put, partition: Partition) -> list[Any]:
         values.append(op.version)
     if kind.body:
         values.append(op.body)
-    row = to_json_row(zip(values, columns_of(kind), strict=False))
-    return [*row, sql.checksum(op, partition)]
+    return [*to_json_row(values), sql.checksum(op, partition)]
 
 
 def _group_by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Delete]]]:

@@ -62,7 +62,7 @@ class Expression:
 def make_root_action(
     table: str,
     partition: Partition,
-    root: PartitionRoot | None,
+    root: PartitionRoot,
     incarnation: bytes,
     revision: bytes,
     members: Sequence[tuple[Op, Item, Learned]],
@@ -85,7 +85,7 @@ def make_root_action(
         after: The revision that the root must still have; empty for any.
     """
     e = Expression()
-    if root is not None and root.incarnation:
+    if root.incarnation:
         e.conditions.append(f"inc = {e.add_value({'B': incarnation})}")
     else:
         e.conditions.append("attribute_not_exists(inc)")
@@ -110,7 +110,7 @@ def make_root_action(
     if not revision:
         return {"ConditionCheck": {**target, **e.build()}}
     e.sets.append(f"rev = {e.add_value({'B': revision})}")
-    if root is None or not root.incarnation:
+    if not root.incarnation:
         e.sets.append(f"inc = {e.add_value({'B': incarnation})}")
         e.sets += [
             f"{e.add_name(n)} = {e.add_value(v)}" for n, v in make_catalogue_attributes(partition).items()
@@ -151,10 +151,7 @@ def action_of(
     expect(e, op.expect, PRESENT, ABSENT, "v")
     if isinstance(op, Delete):
         require_unchanged(e, op, PRESENT, "")
-    if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
-        e.conditions.append(
-            "attribute_not_exists(p)" if not seen.parts else f"p = {_add_nonce(e, seen.parts)}"
-        )
+    _require_parts(e, op, "p", seen)
     common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
     if isinstance(op, Put) and op.kind.grows is not None and op.expect is not Expect.ABSENT:
         grows = e.add_name(op.kind.grows)
@@ -188,18 +185,20 @@ def _add_embedded(e: Expression, op: Op, name: str, body: Item, seen: Learned) -
     if isinstance(op, Delete):
         require_unchanged(e, op, f"attribute_exists({path})", f"{path}.")
         e.removes.append(path)
-    if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
-        part = f"{path}.p"
-        e.conditions.append(
-            f"{part} = {_add_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
-        )
+    _require_parts(e, op, f"{path}.p", seen)
     if isinstance(op, Put):
         attributes = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
         e.sets.append(f"{path} = {e.add_value({'M': attributes})}")
 
 
-def _add_nonce(e: Expression, parts: tuple[bytes, int]) -> str:
-    return e.add_value({"B": parts[0]})
+def _require_parts(e: Expression, op: Op, path: str, seen: Learned) -> None:
+    """Add the condition that the body of a record that is overwritten is in the parts that were seen."""
+    if not op.kind.body or isinstance(op, Check) or op.expect is Expect.ABSENT:
+        return
+    if seen.parts:
+        e.conditions.append(f"{path} = {e.add_value({'B': seen.parts[0]})}")
+    else:
+        e.conditions.append(f"attribute_not_exists({path})")
 
 
 def expect(e: Expression, expected: Expectation, present: str, absent: str, version: str) -> None:

@@ -166,7 +166,7 @@ class Client:
         if (failure := self.outage.get_current_failure()) is not None:
             raise self._translate(failure) from failure
         method = getattr(self.boto, operation)
-        end = time.monotonic() + (self.patience if patience is None else patience)
+        end = time.monotonic() + (patience or self.patience)
         bound = _FIRST_WAIT
         lost = False
         while True:
@@ -242,10 +242,9 @@ class Client:
         if isinstance(error, aws.ClientError):
             return self._to_error(error, lost=lost)
         if isinstance(error, _NO_ANSWER):
+            at = "its public endpoint"
             if where.endpoint:
                 at = redact(where.endpoint)
-            else:
-                at = "its public endpoint"
             return _give_up_error(
                 f"{where} does not answer at {at}; check the region, the endpoint and the network", lost=lost
             )

@@ -71,7 +71,7 @@ class ServiceClock:
                 the host was suspended, replaces them.
         """
         now = self._read_steady()
-        second = _parse_date(date) if date else None
+        second = _parse_date(date or "")
         if second is None:
             return
         doubt = LOOSE + _find_drift(now - asked)

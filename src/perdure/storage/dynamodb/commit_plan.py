@@ -32,17 +32,16 @@ class CommitPlan(NamedTuple):
     after: bytes = b""
 
 
-def plan_commit(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
+def plan_commit(partition: Partition, ops: Sequence[Op], root: PartitionRoot) -> CommitPlan:
     """Return the plan of a commit on a partition whose root is as remembered."""
     inside = tuple(n for n, op in enumerate(ops) if items.is_embedded(partition, op))
     own = [n for n in range(len(ops)) if n not in inside]
-    if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
+    if not root.incarnation or all(isinstance(op, Check) for op in ops):
         return CommitPlan(inside, tuple(own))
     implied = [n for n in own if _holds_at(ops[n], root)]
+    early: list[int] = []
     if _refuses_collected(ops):
         early = [n for n in own if _is_chunk(ops[n])]
-    else:
-        early = []
     own = [n for n in own if n not in implied and n not in early]
     return CommitPlan(inside, tuple(own), tuple(early), root.revision if implied else b"")
 

@@ -51,15 +51,13 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     """Find queue records. The entries of all tenants are in one order: for one tenant they are read page by
     page, from the start, until enough entries of this tenant are found."""
     kind = effect.kind
-    if effect.since is None:
-        low = b"\x00"
-    else:
+    low = b"\x00"
+    if effect.since is not None:
         low = items.encode_due_from(effect.since)
     high = items.encode_due_until(effect.until)
-    if effect.tenant is None:
-        limit = effect.limit
-    else:
-        limit = max(effect.limit, _PAGE)
+    limit = effect.limit
+    if effect.tenant is not None:
+        limit = max(limit, _PAGE)
 
     def read_page(number: int) -> list[tuple[bytes, IndexHit]]:
         rows = reader.query(

@@ -76,7 +76,8 @@ INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id"
 
 
 class PartitionRoot(NamedTuple):
-    """A partition's root item. ``incarnation`` is empty while the partition holds nothing; ``dead`` names the
+    """A partition's root item. ``incarnation`` is empty while the partition holds nothing, ``revision`` if
+    there is no such item; ``dead`` names the
     incarnations whose records are still to be removed. ``stored`` has the versions of records that are known
     to be stored at this revision, by kind and key. ``parts`` are those of the body of a session's head, if
     the body is not in the root."""
@@ -87,6 +88,12 @@ class PartitionRoot(NamedTuple):
     dead: tuple[bytes, ...] = ()
     stored: Mapping[tuple[str, Key], int] = MappingProxyType({})
     parts: tuple[bytes, int] | None = None
+
+
+NO_ROOT = PartitionRoot(b"", b"", MappingProxyType({}))
+"""The root of a partition that has no root item."""
+
+_NO_BYTES: Item = {"B": b""}
 
 
 def is_embedded(partition: Partition, at: Op | Get) -> bool:
@@ -170,7 +177,7 @@ def encode_order_prefix(kind: Kind, prefix: Key) -> bytes:
 
 def place_in(item: Item) -> bytes:
     """Return the full place of a record, given its item."""
-    return _read_bytes(item["k"] if "k" in item else item["sk"])
+    return _read_bytes(item.get("k") or item["sk"])
 
 
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
@@ -191,11 +198,7 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
 
 def expiry_of(put: Put) -> Item:
     """Return the attribute by which the service removes an item that expires."""
-    if put.kind.expires and put.kind.index is not None:
-        value = put.fields[put.kind.index]
-    else:
-        value = None
-    if value is None:
+    if not put.kind.expires or (value := put.fields[str(put.kind.index)]) is None:
         return {}
     return {"x": {"N": str(-(-value // 1_000_000))}}
 
@@ -208,11 +211,13 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
         item: The item.
         body: The body, if it is stored in parts; otherwise the item's own is used.
     """
-    if not body and "b" in item:
-        body = _read_bytes(item["b"])
     _, key = places.record_at(place_in(item))
-    version = int(item["v"]["N"]) if "v" in item else 0
-    return Record(kind, key, _decode_fields(kind, item), version, body)
+    return _make_record(kind, key, item, body or _read_bytes(item.get("b", _NO_BYTES)))
+
+
+def _make_record(kind: Kind, key: Key, attributes: Item, body: bytes) -> Record:
+    version = int(attributes.get("v", {"N": "0"})["N"])
+    return Record(kind, key, _decode_fields(kind, attributes), version, body)
 
 
 def parts_of(item: Item) -> tuple[bytes, int] | None:
@@ -336,18 +341,15 @@ def _add_long_name(item: Item, partition: Partition) -> None:
 
 
 def root_of(item: Item) -> PartitionRoot:
+    """Return the root of a root item; ``NO_ROOT`` for an empty item, as there is none."""
+    if not item:
+        return NO_ROOT
     records = {}
     for name, (kind, key) in EMBEDDED.items():
         if name in item:
             attributes = item[name]["M"]
-            body = _read_bytes(attributes["b"]) if "b" in attributes else b""
-            records[name] = Record(
-                kind, key, _decode_fields(kind, attributes), int(attributes["v"]["N"]), body
-            )
+            records[name] = _make_record(kind, key, attributes, _read_bytes(attributes.get("b", _NO_BYTES)))
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
-    incarnation = _read_bytes(item["inc"]) if "inc" in item else b""
-    if ITEM.name in item:
-        parts = parts_of(item[ITEM.name]["M"])
-    else:
-        parts = None
+    parts = parts_of(item.get(ITEM.name, {"M": {}})["M"])
+    incarnation = _read_bytes(item.get("inc", _NO_BYTES))
     return PartitionRoot(incarnation, _read_bytes(item["rev"]), records, dead, parts=parts)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from perdure.model.ops import Get, Range
 from perdure.model.records import CHECKPOINT, WRITE
 from perdure.storage.dynamodb import items, places
+from perdure.storage.evaluation import get_prefix
 from perdure.storage.kv import keys as layout
 
 _LARGE = 256
@@ -51,12 +52,7 @@ def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
     item."""
     alone: list[list[Span]] = []
     together: list[list[Span]] = []
-    spans = [
-        Span(
-            item, places.find_place_prefixes(item.kind, item.key if isinstance(item, Get) else item.prefix)[0]
-        )
-        for item in wanted
-    ]
+    spans = [Span(item, places.find_place_prefixes(item.kind, get_prefix(item))[0]) for item in wanted]
     for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):
         if not _wants_all(span):
             alone.append([span])

@@ -25,6 +25,7 @@ from perdure.storage.dynamodb import items, places
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.dynamodb.query_spans import Span, group_neighbours
+from perdure.storage.evaluation import get_prefix
 from perdure.storage.kv import keys as layout
 
 A = TypeVar("A")
@@ -74,27 +75,24 @@ class Reader:
 
     # The root
 
-    def load_root(self, partition: Partition) -> PartitionRoot | None:
-        """Return the root from the cache, else from the table; ``None`` when there is none."""
-        root = self.get_cached(partition)
-        if root is not None:
-            return root
-        return self.read_root(partition)
+    def load_root(self, partition: Partition) -> PartitionRoot:
+        """Return the root from the cache, else from the table."""
+        return self.get_cached(partition) or self.read_root(partition)
 
     def get_cached(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, ``None`` when it is not there."""
         with self._lock:
             return self._roots.get(partition)
 
-    def read_root(self, partition: Partition) -> PartitionRoot | None:
+    def read_root(self, partition: Partition) -> PartitionRoot:
         """Return the root from the table."""
         key = items.make_root_key(partition)
         for _ in range(_ATTEMPTS):
             answer = self._client.call("get_item", TableName=self._client.table, Key=key, ConsistentRead=True)
             item = answer.get("Item", {})
-            root = self.remember(partition, items.root_of(item) if item else None)
+            root = self.remember(partition, items.root_of(item))
             with suppress(TornRead):
-                if root is None or not root.parts:
+                if not root.parts:
                     return root
                 return self._add_body(partition, root, item)
         raise Contention(f"session {partition.thread!r} is written to without a pause; try again")
@@ -109,10 +107,11 @@ class Reader:
             records[ITEM.name] = head._replace(body=body)
         return root._replace(records=records)
 
-    def remember(self, partition: Partition, root: PartitionRoot | None) -> PartitionRoot | None:
-        """Put a root into the cache, or without a root remove the cached one; return the root."""
+    def remember(self, partition: Partition, root: PartitionRoot) -> PartitionRoot:
+        """Put a root into the cache, or remove the cached one if the partition holds nothing; return the
+        root."""
         with self._lock:
-            if root is None or not root.incarnation:
+            if not root.incarnation:
                 self._roots.pop(partition, None)
             else:
                 cached = self._roots.get(partition)
@@ -132,7 +131,7 @@ class Reader:
         are_independent = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
         root = self.load_root(partition)
         for attempt in range(_ATTEMPTS):
-            if root is None or not root.incarnation:
+            if not root.incarnation:
                 return tuple(() for _ in effect.items)
             if attempt < _PATIENT_AFTER:
                 later_root, by_item = self._attempt(partition, root, wanted, are_independent)
@@ -141,10 +140,9 @@ class Reader:
                 with self.get_commit_lock(partition):
                     # This process may have written since the last attempt, so the root is read again.
                     later_root, by_item = self.read_root(partition), None
-                    if later_root is not None and later_root.incarnation:
+                    if later_root.incarnation:
                         later_root, by_item = self._attempt(partition, later_root, wanted, are_independent)
-            is_removed = later_root is None or not later_root.incarnation
-            if is_removed or by_item is not None:
+            if not later_root.incarnation or by_item is not None:
                 return self._make_answers(effect, later_root, by_item or {})
             root = later_root
         raise Contention(
@@ -154,7 +152,7 @@ class Reader:
 
     def _attempt(
         self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], are_independent: bool
-    ) -> tuple[PartitionRoot | None, dict[int, tuple[Record, ...]] | None]:
+    ) -> tuple[PartitionRoot, dict[int, tuple[Record, ...]] | None]:
         """Return the root as it is after the read, and the records, ``None`` if not of one moment."""
         try:
             if are_independent:
@@ -166,22 +164,23 @@ class Reader:
                 later_root = self.read_root(partition)
         except TornRead:
             return self.read_root(partition), None
-        if later_root is None or later_root.incarnation != root.incarnation:
+        is_changed = not are_independent and later_root.revision != root.revision
+        if is_changed or later_root.incarnation != root.incarnation:
             return later_root, None
-        return later_root, by_item if are_independent or later_root.revision == root.revision else None
+        return later_root, by_item
 
     def _make_answers(
-        self, effect: Fetch, root: PartitionRoot | None, by_item: dict[int, tuple[Record, ...]]
+        self, effect: Fetch, root: PartitionRoot, by_item: dict[int, tuple[Record, ...]]
     ) -> tuple[tuple[Record, ...], ...]:
         """Return the answers in the order of the request. A root without an incarnation holds nothing."""
-        if root is None or not root.incarnation:
+        if not root.incarnation:
             return tuple(() for _ in effect.items)
         out: list[tuple[Record, ...]] = []
         for item in effect.items:
             record = root.records.get(item.kind.name)
             embedded = () if record is None else (record,)
             if _is_embedded(effect.partition, item):
-                out.append(_apply_range(item, embedded) if isinstance(item, Range) else embedded)
+                out.append(_apply_range(item, embedded))
             elif embedded and isinstance(item, Range):
                 out.append(_insert_least(item, embedded, by_item[id(item)]))
             else:
@@ -200,10 +199,7 @@ class Reader:
             if len(group) > 1:
                 groups.append(group)
             elif isinstance(item, Get) or len(item.prefix) == len(item.kind.key):
-                if isinstance(item, Get):
-                    gets[id(item)] = item
-                else:
-                    gets[id(item)] = Get(item.kind, item.prefix)
+                gets[id(item)] = Get(item.kind, get_prefix(item))
             else:
                 ranges[id(item)] = item
         work: list[Callable[[], Any]] = [
@@ -219,10 +215,7 @@ class Reader:
         for item in wanted:
             if (get := gets.get(id(item))) is not None:
                 records = results[-1][1].get((get.kind.name, get.key), ())
-                if isinstance(item, Get):
-                    by_item[id(item)] = records
-                else:
-                    by_item[id(item)] = _apply_range(item, records)
+                by_item[id(item)] = _apply_range(item, records)
         return by_item
 
     def _read_neighbours(
@@ -232,10 +225,9 @@ class Reader:
         because of records in between or of a limit, are read separately."""
         pk, first = items.collection(partition, incarnation), group[0]
         # The checkpoint itself precedes the writes on it.
+        low = first.start
         if first.item.kind is WRITE:
-            low = items.make_lower_bound(first.start)
-        else:
-            low = first.start
+            low = items.make_lower_bound(low)
         rows = self.query(pk, low, layout.successor(group[-1].start))
         remaining = list(group)
         rows_of: dict[int, list[Item]] = {id(span.item): [] for span in group}
@@ -263,20 +255,19 @@ class Reader:
 
     def _get_records(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
-    ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
+    ) -> tuple[PartitionRoot, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Return records by kind and key, and the root if ``with_root``."""
         gets_by_place: dict[tuple[bytes, bytes], Get] = {}
+        keys: list[Item] = []
         if with_root:
-            keys: list[Item] = [items.make_root_key(partition)]
-        else:
-            keys = []
+            keys.append(items.make_root_key(partition))
         for get in gets:
             key = items.key_of(partition, incarnation, get.kind, get.key)
             place = (key["pk"]["B"], key["sk"]["B"])
             if place not in gets_by_place:
                 gets_by_place[place] = get
                 keys.append(key)
-        root = None
+        root = items.NO_ROOT
         pairs: list[tuple[Get, Item]] = []
         for item in self._get_items(keys):
             item_place = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
@@ -306,21 +297,17 @@ class Reader:
     ) -> Sequence[bytes | None]:
         """Return the bodies that are stored in parts, joined; empty for the others, ``None`` for records that
         have expired and are partly removed."""
-        keys: list[Item] = []
-        for item in rows:
+        keys_of: list[list[Item]] = [[] for _ in rows]
+        for keys, item in zip(keys_of, rows, strict=True):
             if (parts := items.parts_of(item)) is not None:
                 keys += items.make_part_keys(partition, incarnation, *parts)
-        if not keys:
+        if not any(keys_of):
             return [b""] * len(rows)
-        part_bodies = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._get_items(keys)}
-        remaining_keys = iter(keys)
+        found = self._get_items([key for keys in keys_of for key in keys])
+        part_bodies = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in found}
         bodies: list[bytes | None] = []
-        for item in rows:
-            parts = items.parts_of(item)
-            own_parts = [
-                part_bodies.get((k["pk"]["B"], k["sk"]["B"]))
-                for k in islice(remaining_keys, parts[1] if parts else 0)
-            ]
+        for keys, item in zip(keys_of, rows, strict=True):
+            own_parts = [part_bodies.get((key["pk"]["B"], key["sk"]["B"])) for key in keys]
             pieces = [piece for piece in own_parts if piece is not None]
             if len(pieces) == len(own_parts):
                 bodies.append(b"".join(pieces))
@@ -340,10 +327,8 @@ class Reader:
         else:
             matching = self._query_by_key(pk, item)
         records: list[Record] = []
-        while item.limit is None or len(records) < item.limit:
-            rows = list(islice(matching, None if item.limit is None else item.limit - len(records)))
-            if not rows:
-                break
+        missing = item.limit
+        while rows := list(islice(matching, missing)):
             bodies: Sequence[bytes | None] = [b""] * len(rows)
             if item.bodies:
                 bodies = self._load_bodies(partition, incarnation, rows)
@@ -353,6 +338,8 @@ class Reader:
                 for row, body in zip(rows, bodies, strict=True)
                 if body is not None
             ]
+            if item.limit is not None:
+                missing = item.limit - len(records)
         return tuple(records)
 
     def _query_by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
@@ -362,9 +349,8 @@ class Reader:
         if limit is not None and places.shares_place(kind):
             limit *= _SHARE
         starts = places.find_place_prefixes(kind, item.prefix)
-        if item.after is None:
-            edge = None
-        else:
+        edge: bytes | None = None
+        if item.after is not None:
             edge = places.place_of(kind, item.after)
         for start in reversed(starts) if item.reverse else starts:
             if edge is not None and len(starts) > 1 and not edge.startswith(start):
@@ -418,15 +404,14 @@ class Reader:
                 f"{item.kind.name} is ordered by {item.kind.by} under all but the last part of a key"
             )
         prefix = items.encode_order_prefix(item.kind, item.prefix)
-        if item.after is None:
-            edge = None
-        else:
-            edge = prefix + layout.encode_integer(item.after)
+        edge: bytes | None = None
         low, high = prefix, layout.successor(prefix)
-        if edge is not None and not item.reverse:
-            low = edge + b"\x00"
-        elif edge is not None:
-            high = edge
+        if item.after is not None:
+            edge = prefix + layout.encode_integer(item.after)
+            if item.reverse:
+                high = edge
+            else:
+                low = edge + b"\x00"
         rows = self.query(
             pk,
             low,
@@ -494,7 +479,7 @@ def _make_projection(item: Range) -> Item:
 
 def _is_embedded(partition: Partition, item: Get | Range) -> bool:
     """Return True if an item reads a record in the root and no other."""
-    return items.is_embedded(partition, item if isinstance(item, Get) else Get(item.kind, item.prefix))
+    return items.is_embedded(partition, Get(item.kind, get_prefix(item)))
 
 
 def _insert_least(item: Range, least: tuple[Record, ...], others: tuple[Record, ...]) -> tuple[Record, ...]:
@@ -505,8 +490,10 @@ def _insert_least(item: Range, least: tuple[Record, ...], others: tuple[Record, 
     return (others + least if item.reverse else least + others)[: item.limit]
 
 
-def _apply_range(item: Range, records: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Return the answer of a range whose prefix is a whole key, given the record of this key, if any."""
+def _apply_range(item: Get | Range, records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Return the answer of an item that reads one key, given the record of this key, if any."""
+    if isinstance(item, Get):
+        return records
     if item.after is not None:
         return ()
     if item.bodies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import suppress
 from typing import Any
 
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
@@ -104,6 +105,7 @@ def plan_migration(client: Client) -> list[str]:
     """Return the steps that ``migrate`` would execute, in words."""
     table = _describe(client)
     steps: list[str] = []
+    found = 0
     if table is None:
         steps.append(
             f"create the table {client.table} (on demand; keys pk and sk; local index {items.BY_ORDER}; "
@@ -111,9 +113,9 @@ def plan_migration(client: Client) -> list[str]:
         )
     else:
         _check(client, table)
+        found = version(client)
     if table is None or not _has_expiry(client):
         steps.append(f"let items of {client.table} expire by the attribute {_EXPIRY} (time to live)")
-    found = 0 if table is None else version(client)
     if found not in (0, SCHEMA_VERSION):
         raise unfit_error(client, found)
     if found < SCHEMA_VERSION:
@@ -131,13 +133,10 @@ def migrate(client: Client) -> int:
         # A table that was restored from a backup has lost its time-to-live setting.
         _set_expiry(client)
         return found
-    table = _describe(client)
-    if table is None:
-        try:
+    if _describe(client) is None:
+        # Another process may be creating it; both wait below.
+        with suppress(ConditionFailed):
             client.call("create_table", TableName=client.table, **DEFINITION)
-        except ConditionFailed:
-            # Another process is creating it; both wait below.
-            table = None
     _check(client, _await_active(client))
     _set_expiry(client)
     try:
@@ -170,9 +169,8 @@ def _await_active(client: Client) -> dict[str, Any]:
         if table is not None and table["TableStatus"] in ("ACTIVE", "UPDATING"):
             return table
         if time.monotonic() > end:
-            if table is None:
-                state = "does not appear"
-            else:
+            state = "does not appear"
+            if table is not None:
                 state = f"stays {table['TableStatus']}"
             raise Unavailable(
                 f"{client.target} {state} for {_READY_AFTER:.0f} s; look at it in the AWS console"

@@ -67,21 +67,17 @@ class Writer:
         writes = any(not isinstance(op, Check) for op in ops)
         learned = [Learned()] * len(ops)
         staged_in = b""
-        root = self._reader.get_cached(partition)
-        if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
-            root = self._reader.read_root(partition)
         # A commit that only creates is tried as the first of its partition, without reading the root. If it
         # is not the first, the refusal returns the root, and costs no more than reading the root.
+        only_creates = all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops)
+        root = self._reader.get_cached(partition) or items.NO_ROOT
+        if not root.revision and not only_creates:
+            root = self._reader.read_root(partition)
         for _ in range(_ROUNDS):
-            is_empty = root is None or not root.incarnation
-            if is_empty and (outcome := _decide_on_empty(ops)) is not None:
+            if not root.incarnation and (outcome := _decide_on_empty(ops)) is not None:
                 return outcome
             plan = plan_commit(partition, ops, root)
-            if root is not None:
-                incarnation = root.incarnation
-            else:
-                incarnation = b""
-            incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
+            incarnation = root.incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
             stored_parts: list[Parts] = []
             try:
@@ -106,24 +102,20 @@ class Writer:
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
                 later_root = _find_root(failed.reasons[0], root)
-                if later_root is not None and later_root.revision == revision:
+                if later_root.revision == revision:
                     return self._note_commit(partition, incarnation, revision, ops, learned)
                 self._discard(partition, incarnation, stored_parts)
-                if (
-                    later_root is not None
-                    and later_root.dead
-                    and any(map(items.expiry_of, _select_puts(ops, plan.inside)))
-                ):
+                if later_root.dead and any(map(items.expiry_of, _select_puts(ops, plan.inside))):
                     # A removal was cut short. It is completed before the root, which names it, may expire.
                     self._clear_incarnations(partition, later_root.dead)
                     later_root = self._reader.read_root(partition)
-                if (later_root.incarnation if later_root else b"") != (root.incarnation if root else b""):
+                if later_root.incarnation != root.incarnation:
                     # The partition was removed meanwhile: nothing refers to the early chunks.
                     self._unstage(partition, incarnation, _select_puts(ops, plan.early))
                     root = self._reader.remember(partition, later_root)
                     learned = [Learned()] * len(ops)
                     continue
-                if plan.after and later_root is not None and later_root.revision != plan.after:
+                if plan.after and later_root.revision != plan.after:
                     # Another commit came between: the next attempt includes the checks that were left out.
                     root = self._reader.remember(partition, later_root)
                     continue
@@ -163,7 +155,7 @@ class Writer:
         if all(isinstance(op, Check) for op in effect.ops):
             return False
         root = self._reader.read_root(effect.partition)
-        if root is not None and root.revision == revision:
+        if root.revision == revision:
             return True
         return in_doubt.was_applied(effect, self._reader.fetch(in_doubt.evidence(effect)))
 
@@ -227,22 +219,17 @@ class Writer:
             return
         for _ in range(_ROUNDS):
             root = self._reader.load_root(partition)
-            if root is not None:
-                incarnation = root.incarnation
-            else:
-                incarnation = b""
-            incarnation = incarnation or self._create_incarnation(partition, root)
+            incarnation = root.incarnation or self._create_incarnation(partition, root)
             if not incarnation:
                 continue
             self._stage_all(partition, incarnation, puts)
-            later_root = self._reader.read_root(partition)
-            if later_root is not None and later_root.incarnation == incarnation:
+            if self._reader.read_root(partition).incarnation == incarnation:
                 return
             # The partition was removed meanwhile: nothing refers to the chunks that were just stored.
             self._unstage(partition, incarnation, puts)
         raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
-    def _create_incarnation(self, partition: Partition, root: PartitionRoot | None) -> bytes:
+    def _create_incarnation(self, partition: Partition, root: PartitionRoot) -> bytes:
         """Create an incarnation; return empty bytes if another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
         action = make_root_action(self._client.table, partition, root, incarnation, revision, ())
@@ -326,13 +313,12 @@ class Writer:
                 refused = self._find_refused(effect)
                 if refused is not None:
                     return refused
-                if root is None or (effect.if_empty and self._has_records(partition)):
+                if not root.revision or (effect.if_empty and self._has_records(partition)):
                     return Committed()
                 # Every commit gives the root a new revision: what was read still holds, or this write fails.
                 if root.incarnation and not self._delete_incarnation(partition, root, is_guarded=is_guarded):
                     continue
-                dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
-                self._clear_incarnations(partition, dead)
+                self._clear_incarnations(partition, [n for n in (*root.dead, root.incarnation) if n])
                 return Committed()
         raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
@@ -357,7 +343,7 @@ class Writer:
         """Delete the incarnation, so that the partition holds nothing; return False if the root was changed
         meanwhile."""
         names = {f"#{name}": name for name in items.EMBEDDED}
-        self._reader.remember(partition, None)
+        self._reader.remember(partition, items.NO_ROOT)
         try:
             self._client.call(
                 "update_item",
@@ -440,20 +426,18 @@ def _select_puts(ops: Sequence[Op], positions: Sequence[int]) -> list[Put]:
     return [op for n in positions if isinstance(op := ops[n], Put)]
 
 
-def _find_root(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
+def _find_root(reason: Any, root: PartitionRoot) -> PartitionRoot:
     """Return the root as a failed transaction saw it: the assumed one, unless the root's condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root
-    if reason.get("Item"):
-        return items.root_of(reason["Item"])
-    return None
+    return items.root_of(reason.get("Item") or {})
 
 
 def _judge(
     ops: Sequence[Op],
     plan: CommitPlan,
     reasons: Sequence[Any],
-    root: PartitionRoot | None,
+    root: PartitionRoot,
     learned: list[Learned],
 ) -> Refused | None:
     """Return the refusal by the first operation whose expectation failed. Where only a condition of the
@@ -467,7 +451,7 @@ def _judge(
         learned: The facts for each operation, updated.
     """
     failed: list[int] = []
-    if reasons[0].get("Code") == "ConditionalCheckFailed" and root is not None:
+    if reasons[0].get("Code") == "ConditionalCheckFailed":
         failed += [n for n in plan.inside if not holds(ops[n], root.records.get(ops[n].kind.name))]
         for n in plan.inside:
             if ops[n].kind.body and not isinstance(ops[n], Check):
@@ -476,10 +460,9 @@ def _judge(
         if reason.get("Code") != "ConditionalCheckFailed":
             continue
         op, item = ops[n], reason.get("Item")
+        record: Record | None = None
         if item:
-            record: Record | None = items.record_of(op.kind, item)
-        else:
-            record = None
+            record = items.record_of(op.kind, item)
         if not holds(op, record):
             failed.append(n)
             continue
@@ -490,7 +473,7 @@ def _judge(
             and record is not None
             and record.fields[grows] > op.fields[grows]
         )
-        learned[n] = Learned(items.parts_of(item) if item else None, grown)
+        learned[n] = Learned(items.parts_of(item or {}), grown)
     if failed:
         return Refused(ops[min(failed)].kind, ops[min(failed)].key)
     return None

@@ -50,10 +50,8 @@ def _encode_bare(column: Column, value: Any) -> bytes:
     if column.kind == "integer":
         return encode_integer(value)
     if column.kind == "bytes":
-        data: bytes = value
-    else:
-        data = value.encode("utf-8", "surrogatepass")
-    return data
+        return bytes(value)
+    return str(value).encode("utf-8", "surrogatepass")
 
 
 def _encode_with_end(column: Column, value: Any) -> bytes:
@@ -180,10 +178,9 @@ class KindLayout:
 
     def pack(self, fields: Any, version: int, body: bytes) -> bytes:
         """Return the bytes of a record; raise ``TooLarge`` if a number does not fit."""
+        out: list[bytes] = []
         if self.kind.versioned:
-            out = [encode_integer(version)]
-        else:
-            out = []
+            out.append(encode_integer(version))
         out += [encode_integer(fields[name]) for name in self.ordered]
         if self.index is not None:
             out += self._pack_index(fields[self.index.name])

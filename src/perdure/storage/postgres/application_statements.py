@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psycopg import ProgrammingError, errors, pq
+from psycopg import Error, ProgrammingError, pq
 from psycopg.adapt import PyFormat, Transformer
 
 from perdure.errors import StatementRefused
@@ -55,11 +55,9 @@ class PostgresStatements:
         )
 
 
-def statement_error(result: pq.abc.PGresult, statement: ApplicationStatement | None) -> StatementRefused:
-    """Return the error for a statement with this result; without one, for a constraint that is checked when
-    the transaction ends."""
-    error = errors.error_from_result(result)
-    text = DEFERRED if statement is None else statement.text
-    new = StatementRefused(refusal(text, error))
-    new.__cause__ = error
-    return new
+def statement_error(error: Error, statement: ApplicationStatement | None) -> StatementRefused:
+    """Return the error for a statement that was refused with this one; without a statement, for a constraint
+    that is checked when the transaction ends."""
+    if statement is None:
+        return StatementRefused(refusal(DEFERRED, error))
+    return StatementRefused(refusal(statement.text, error))

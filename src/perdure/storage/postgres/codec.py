@@ -148,7 +148,8 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
     for jobs in _rounds(writes):
         rows: dict[int, list[tuple[Any, ...]]] = {}
         for job, write in jobs:
-            _add_checks(rows, job, write.ops if isinstance(write, Commit) else ())
+            if isinstance(write, Commit):
+                _add_checks(rows, job, write.ops)
             _add_ops(rows, job, write.ops)
         for section in sorted(rows):
             counts += (section, len(rows[section]))
@@ -180,7 +181,7 @@ def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
 
 def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]) -> None:
     for number, op in enumerate(ops, 1):
-        unchanged = op.unchanged if isinstance(op, Delete) else None
+        unchanged = getattr(op, "unchanged", None)
         if op.expect is Expect.ANY and not unchanged:
             continue
         expect, version = _EXPECTED.get(op.expect) or (EXPECT_VERSION, op.expect)

@@ -10,6 +10,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -111,16 +112,16 @@ class ServerConnection:
                 break
             except (psycopg.Error, ConnectionLost) as broken:
                 self.drop()
+                error: psycopg.Error = SILENT
                 if isinstance(broken, psycopg.Error):
                     error = broken
-                else:
-                    error = SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
                 is_hopeless = not is_transient(error)
                 if self._settings.password is not None and is_wrong_password(error):
                     # The password may have been changed: the next attempt uses the new one.
-                    wait = 0.0 if attempt == 1 else wait
+                    if attempt == 1:
+                        wait = 0.0
                     if time.monotonic() + wait > until:
                         raise Unavailable(
                             f"{self._settings.name}: {self._settings.password.refusal()}"
@@ -248,10 +249,10 @@ class ServerConnection:
                 answered = self._result(pgconn, deadline)
                 if answered.status not in _DONE:
                     self._roll_back(pgconn)
-                    raise self._make_refusal_error(connection, answered, statement)
+                    raise self._to_error(connection, answered, partial(statement_error, statement=statement))
             ended = self._execute(pgconn, COMMIT)
             if ended.status not in _DONE:
-                raise self._make_refusal_error(connection, ended, None)
+                raise self._to_error(connection, ended, partial(statement_error, statement=None))
             if ended.command_status != COMMIT:
                 raise ConnectionLost
         except psycopg.OperationalError as broken:
@@ -274,36 +275,34 @@ class ServerConnection:
         if pgconn.status == pq.ConnStatus.OK:
             self._execute(pgconn, ROLLBACK)
 
-    def _make_refusal_error(
-        self,
-        connection: psycopg.Connection,
-        result: pq.abc.PGresult,
-        statement: ApplicationStatement | None,
-    ) -> Exception:
-        """Return the error for a refused statement of the application, or for the end of its transaction."""
-        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
-            self.drop()
-            return ConnectionLost()
-        if state in ("40001", "40P01"):
-            return StatementRolledBack()
-        return statement_error(result, statement)
-
     def _unpack(
         self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]
     ) -> R:
         if result.status in _DONE:
             return unpack(result)
-        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        raise self._to_error(connection, result, partial(translate, settings=self._settings))
+
+    def _to_error(
+        self,
+        connection: psycopg.Connection,
+        result: pq.abc.PGresult,
+        refused: Callable[[psycopg.Error], PerdureError],
+    ) -> Exception:
+        """Return the error for a statement that failed; ``refused`` returns that of a refusal."""
         error = errors.error_from_result(result)
+        state = error.sqlstate or ""
+        new: Exception
         if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
             self.drop()
-            raise ConnectionLost from error
-        if state == TOO_LATE:
-            self.drop()  # the clocks diverged; the next connection compares them again
-        if state in ("40001", "40P01", TOO_LATE):
-            raise StatementRolledBack from error
-        raise translate(error, self._settings) from error
+            new = ConnectionLost()
+        elif state in ("40001", "40P01", TOO_LATE):
+            if state == TOO_LATE:
+                self.drop()  # the clocks diverged; the next connection compares them again
+            new = StatementRolledBack()
+        else:
+            new = refused(error)
+        new.__cause__ = error
+        return new
 
     def _make_roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]

@@ -99,12 +99,10 @@ class PostgresDriver:
         self._outage = Outage(settings.patience)
         self._liveness = LivenessCheck(settings, self._outage)
         self._thread_local = threading.local()
-        self._password = settings.password
         self._links: list[ServerConnection] = []
         self._links_lock = threading.Lock()
-        if settings.notify is None:
-            self._bell = None
-        else:
+        self._bell: ServerNotifier | None = None
+        if settings.notify is not None:
             self._bell = ServerNotifier(PostgresListener(settings, settings.notify), name=settings.name)
         writers = settings.pool // 2
         self._writes = Batcher(self._write, name=settings.name, workers=writers, most=_WRITES_MAX)
@@ -123,7 +121,7 @@ class PostgresDriver:
             examiner=self._vectors,
             statements=self._statements,
             count_bytes=self._count_bytes,
-            password=self._password,
+            password=self._settings.password,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -216,11 +214,8 @@ class PostgresDriver:
     ) -> list[Any]:
         """Return the outcomes of writes. The fetches of ``readers`` follow in the same round trip, if there
         is only one."""
-        if self._vectors is None:
-            with_vectors = None
-        else:
-            with_vectors = self._vectors.commit(writes)
-        if self._vectors is None or with_vectors is None:
+        vectors = self._vectors
+        if vectors is None or (with_vectors := vectors.commit(writes)) is None:
             return self._commit(writes, self._sql.commit, readers=readers)
         try:
             return self._commit(writes, *with_vectors)
@@ -228,7 +223,7 @@ class PostgresDriver:
             # pgvector was dropped, or created again, since this process started. The write is repeated
             # without its vectors: the database reads them from the entries, or refuses the write again.
             outcomes = self._commit(writes, self._sql.commit)
-            self._vectors.stop_sending()
+            vectors.stop_sending()
             return outcomes
 
     def _commit(
@@ -394,10 +389,9 @@ class PostgresDriver:
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
+        vector_search: VectorSearch | None = None
         if isinstance(effect, FindNearest | FindOutdated):
             vector_search = self._vectors
-        else:
-            vector_search = None
         statement, values = (vector_search or self._sql).find(effect)
 
         def make_hit(partition: Partition, row: Sequence[bytes | None]) -> IndexHit:

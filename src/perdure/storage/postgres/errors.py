@@ -24,6 +24,15 @@ _OF_STATEMENTS = ("21", "22", "23", "42", "44", "P0")
 raised."""
 
 _WRONG_PASSWORD = ("authentication failed", "no password supplied")
+_HOPELESS = (
+    *_WRONG_PASSWORD,
+    "does not exist",
+    "no pg_hba.conf",
+    "role ",
+    "certificate",
+    "does not support SSL",
+)
+"""Signs of a failure that another attempt would meet, too."""
 
 
 def is_wrong_password(error: psycopg.Error) -> bool:
@@ -35,25 +44,13 @@ def is_transient(error: psycopg.Error) -> bool:
     """Return True if a connection that failed with this error may succeed a little later."""
     if error.sqlstate is not None:
         return error.sqlstate in _TRANSIENT_STATES
-    text = str(error)
-    return not any(
-        sign in text
-        for sign in (
-            "authentication failed",
-            "no password supplied",
-            "does not exist",
-            "no pg_hba.conf",
-            "role ",
-            "certificate",
-            "does not support SSL",
-        )
-    )
+    return not any(sign in str(error) for sign in _HOPELESS)
 
 
 def unreachable_error(error: Exception, settings: PostgresUrl) -> PerdureError:
     """Return the error for a failed connection, with its reason in one sentence."""
     text = " ".join(str(error).split())
-    if "authentication failed" in text or "no password supplied" in text:
+    if any(sign in text for sign in _WRONG_PASSWORD):
         return Unavailable(
             f"{settings.name}: the server refused the user's name or password; check both in the URL, "
             "or PGPASSWORD"
@@ -78,10 +75,9 @@ def unreachable_error(error: Exception, settings: PostgresUrl) -> PerdureError:
             "server's certificate in sslrootcert="
         )
     if "certificate" in text:
+        detail = "certificate verify failed"
         if "verify failed" not in text:
             detail = text.rpartition("failed: ")[2]
-        else:
-            detail = "certificate verify failed"
         return Unavailable(
             f"{settings.name}: the server's TLS certificate was not accepted ({detail}); use a host name "
             "in the URL that the certificate names, see that it has not expired, and name the file of the "

@@ -48,10 +48,9 @@ def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
         found = _read_version(connection, settings)
         extension = _read_extension(connection, settings)
     _refuse_other_version(settings, found)
+    search: VectorSearch | None = None
     if extension.is_sound:
         search = VectorSearch(settings, extension, _connect)
-    else:
-        search = None
     return PostgresDriver(
         settings, search, has_lost_vectors=extension.has_parts, count_bytes=partial(_count_bytes, settings)
     )
@@ -60,12 +59,12 @@ def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
 def _count_bytes(settings: PostgresUrl) -> int:
     """Return the bytes of the schema's tables, with their indexes and the free space in them."""
     with _connect(settings) as connection:
-        row = connection.execute(
+        (size,) = connection.execute(
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
             " WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'm')",
             (schema.quote(settings.schema),),
-        ).fetchone()
-    return 0 if row is None else int(row[0])
+        ).fetchone() or (0,)
+    return int(size)
 
 
 def schema_version(url: str) -> int:
@@ -93,9 +92,8 @@ def migrate(url: str, password: Password | None = None) -> int:
     settings, wait = parse_url(url, password), LockWait()
     with _connect(settings) as connection, _explain_errors(settings, wait), connection.transaction():
         # Read within the transaction: outside of it, a pooler may use another session.
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        pid = 0 if row is None else int(row[0])
-        with report_waits(partial(_connect, settings), pid, f"the migration of {settings.name}", wait):
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+        with report_waits(partial(_connect, settings), int(pid), f"the migration of {settings.name}", wait):
             return _migrate(connection, settings)
 
 
@@ -169,10 +167,7 @@ def _add_vectors(connection: psycopg.Connection, settings: PostgresUrl) -> None:
 
 def _read_extension(connection: psycopg.Connection, settings: PostgresUrl) -> Extension:
     row = connection.execute(vector_table.STATE, vector_table.names(settings.schema)).fetchone()
-    if row:
-        extension = Extension(*row)
-    else:
-        extension = Extension("", False, False, False, False)
+    extension = Extension(*(row or ("", False, False, False, False)))
     if extension.home and not extension.has_parts:
         may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (extension.home,)).fetchone()
         if may_use != (True,):
@@ -196,10 +191,8 @@ def _read_version(connection: psycopg.Connection, settings: PostgresUrl) -> int:
     exists = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
     if exists != (True,):
         return 0
-    row = connection.execute(f"SELECT version FROM {table}".encode()).fetchone()
-    if row is None:
-        return 0
-    return int(row[0])
+    (version,) = connection.execute(f"SELECT version FROM {table}".encode()).fetchone() or (0,)
+    return int(version)
 
 
 @contextmanager

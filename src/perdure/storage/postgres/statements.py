@@ -82,9 +82,8 @@ class Statements:
         """Return the statement of a ``Find`` and its parameters, as text."""
         if isinstance(effect, FindRecords):
             low, high = effect.span
-            if effect.tenant is None:
-                tenant = None
-            else:
+            tenant: bytes | None = None
+            if effect.tenant is not None:
                 tenant = to_text(effect.tenant)
             values = [to_text(high), to_text(effect.limit), tenant]
             if low in (None, high):

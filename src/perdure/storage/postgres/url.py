@@ -65,9 +65,8 @@ class PostgresUrl:
     @property
     def migrate(self) -> str:
         """The command that creates or upgrades the schema."""
-        if self.schema == _SCHEMA:
-            parameters = ""
-        else:
+        parameters = ""
+        if self.schema != _SCHEMA:
             parameters = f"?schema={self.schema}"
         return f"perdure migrate --db {shlex.quote(self.name + parameters)}"
 
@@ -104,10 +103,8 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
     notify_source = source
     if source is not None and notify is not None and notify != main_conninfo:
         # A token may be for one host only; a URL with a password of its own needs no token.
-        is_complete = bool(conninfo.conninfo_to_dict(notify).get("password"))
-        if is_complete:
-            notify_source = None
-        else:
+        notify_source = None
+        if not conninfo.conninfo_to_dict(notify).get("password"):
             notify_source = _choose_source(f"{name}: notify", notify, own_parameters, password)
     return PostgresUrl(
         url,

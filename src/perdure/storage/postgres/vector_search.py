@@ -110,10 +110,9 @@ class VectorSearch:
             return self._outdated, [*where, to_text(models[0]), to_text(models[-1]), to_text(effect.limit)]
         numbers = struct.unpack(f"<{len(effect.vector) // 4}f", effect.vector)
         models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in effect.models)
+        exact = EXACT_MOST
         if effect.exact or not self._extension.has_graphs:
             exact = _ANY
-        else:
-            exact = EXACT_MOST
         return self._nearest, [
             *where,
             to_text(effect.until),

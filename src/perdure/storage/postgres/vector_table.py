@@ -108,10 +108,9 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         found: The state of the extension.
     """
     schema, home = quote(name), quote(found.home or "public")
+    removal: tuple[str, ...] = ()
     if found.has_parts and not found.is_sound:
         removal = _write_removal(schema)
-    else:
-        removal = ()
     if found.is_sound or not (found.home or found.may_be_created):
         return removal
     is_entry = _IS_ENTRY.format(row="{row}")

@@ -48,9 +48,8 @@ def split_group(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest
         if not isinstance(job.effect, Commit | Stage | Drop):
             job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
             continue
-        if isinstance(job.effect, Drop):
-            job_size = 0
-        else:
+        job_size = 0
+        if not isinstance(job.effect, Drop):
             job_size = codec.count_body_bytes([job.effect])
         is_alone = isinstance(job.effect, Drop) or (
             isinstance(job.effect, Commit) and bool(job.effect.statements)

@@ -18,6 +18,7 @@ from redis.connection import Connection
 from redis.retry import Retry
 
 from perdure.errors import PerdureError, Unavailable
+from perdure.storage.credentials import Token
 from perdure.storage.outage import Outage
 from perdure.storage.redis import scripts
 from perdure.storage.redis.errors import CLIENT_ERRORS, is_final, is_refusal, translate
@@ -40,6 +41,10 @@ class Call(NamedTuple):
 
 class CallLost(Exception):
     """The connection ended between a call and its answer: the call may have been executed, or not."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__()
+        self.__cause__ = cause
 
 
 def evaluate(
@@ -142,9 +147,8 @@ class Topology:
         source = self.settings.password
         pause = 0.0
         while True:
-            if source is None:
-                token = None
-            else:
+            token: Token | None = None
+            if source is not None:
                 token = source.current(max(0.0, until - time.monotonic()))
             if token is not None:
                 options["password"] = token.value
@@ -312,10 +316,8 @@ class NodeConnections:
                     is_refusal(reply) or (calls[n].safe and "non local key" in str(reply))
                 ):
                     refused[n] = reply
-                elif isinstance(reply, Exception):
-                    answers[n] = translate(reply, self._shown)
                 else:
-                    answers[n] = reply
+                    answers[n] = self._to_answer(reply)
             self._topology.note_time(time.monotonic() - started, breaks)
         except CLIENT_ERRORS as error:
             self._drop_connection(node)
@@ -330,8 +332,7 @@ class NodeConnections:
                 if is_signed_out or calls[n].safe or (is_refusal(error) and n == numbers[done]):
                     refused[n] = error
                 else:
-                    answers[n] = CallLost()
-                    answers[n].__cause__ = error
+                    answers[n] = CallLost(error)
         if any(n in refused for n in numbers):
             self._drop_connection(node)
         return self._redirect(node, to_repeat, calls, answers, refused)
@@ -380,18 +381,20 @@ class NodeConnections:
             if calls[n].safe:
                 refused[n] = error
             else:
-                answers[n] = CallLost()
-                answers[n].__cause__ = error
+                answers[n] = CallLost(error)
             return
         if isinstance(reply, client.AskError | client.NoScriptError) or (
             isinstance(reply, Exception) and is_refusal(reply)
         ):
             refused[n] = reply
         else:
-            if isinstance(reply, Exception):
-                answers[n] = translate(reply, self._shown)
-            else:
-                answers[n] = reply
+            answers[n] = self._to_answer(reply)
+
+    def _to_answer(self, reply: Any) -> Any:
+        """Return a server's answer; an error is translated."""
+        if isinstance(reply, Exception):
+            return translate(reply, self._shown)
+        return reply
 
     def load(self, node: Node) -> None:
         """Load the scripts into a node."""

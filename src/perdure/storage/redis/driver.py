@@ -11,8 +11,9 @@ import logging
 import shlex
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.crc import key_slot
@@ -35,6 +36,8 @@ from perdure.storage.redis.notify import RedisListener
 from perdure.storage.redis.url import RedisUrl, read
 
 R = TypeVar("R")
+Parse = Callable[[Any], Any]
+"""Returns the answer of a request, given that of its call."""
 
 SCHEMA_VERSION = keys.LAYOUT_VERSION
 BUCKETS = 256
@@ -95,19 +98,23 @@ class RedisDriver:
         self._batcher.wait_s = wait_at(self._topology.distance_s)
         with self._borrow_connections() as links:
             links.until = min(job.asked_at for job in group) + self._topology.settings.patience
-            sent: list[tuple[PendingRequest, Call]] = []
+            sent: list[tuple[PendingRequest, Call, Parse]] = []
             for job in group:
                 try:
                     if isinstance(job.effect, Find):
                         job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
                     else:
-                        sent.append((job, self._make_call(job.effect)))
+                        sent.append((job, *self._make_call(job.effect)))
                 except Exception as error:  # of this request only
                     job.error = error
                     self._close_doubtful(links, error)
-            for (job, _), answer in zip(sent, links.run([call for _, call in sent]), strict=True):
+            answers = links.run([call for _, call, _ in sent])
+            for (job, _, parse), answer in zip(sent, answers, strict=True):
                 try:
-                    job.answer = self._read_answer(links, job.effect, answer)
+                    if isinstance(answer, CallLost) and isinstance(job.effect, Commit):
+                        job.answer = self._resolve(links, job.effect, answer)
+                    else:
+                        job.answer = parse(_require_answer(answer))
                 except Exception as error:
                     job.error = error
                     self._close_doubtful(links, error)
@@ -117,31 +124,17 @@ class RedisDriver:
         if not isinstance(error, PerdureError):
             links.close()
 
-    def _make_call(self, effect: Effect[Any]) -> Call:
+    def _make_call(self, effect: Effect[Any]) -> tuple[Call, Parse]:
+        """Return the call of a request, and the function that reads its answer."""
         if isinstance(effect, Fetch):
-            return requests.fetch(self._space, effect)
+            return requests.fetch(self._space, effect), partial(requests.parse_fetch, effect)
         if isinstance(effect, Commit | Stage):
-            return requests.commit(self._space, effect)
+            return requests.commit(self._space, effect), partial(requests.parse_commit, effect)
         if isinstance(effect, Drop):
-            return requests.drop(self._space, effect)
+            return requests.drop(self._space, effect), partial(requests.parse_drop, effect)
         if isinstance(effect, Now):
-            return requests.now(self._space)
+            return requests.now(self._space), requests.read_server_time
         raise TypeError(f"not a storage request: {type(effect).__name__}")
-
-    def _read_answer(self, links: NodeConnections, effect: Effect[Any], answer: Any) -> Any:
-        if isinstance(answer, CallLost) and isinstance(effect, Commit):
-            return self._resolve(links, effect, answer)
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(effect, Fetch):
-            return requests.parse_fetch(effect, answer)
-        if isinstance(effect, Commit | Stage):
-            return requests.parse_commit(effect, answer)
-        if isinstance(effect, Drop):
-            return requests.parse_drop(effect, answer)
-        if isinstance(effect, Now):
-            return requests.read_server_time(answer)
-        return None
 
     def _resolve(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
         """Return the outcome of a commit whose answer was lost, repeating it if it was not applied."""
@@ -154,7 +147,7 @@ class RedisDriver:
             (answer,) = links.run([call])
             if isinstance(answer, CallLost):
                 continue
-            outcome = self._read_answer(links, effect, answer)
+            outcome = requests.parse_commit(effect, _require_answer(answer))
             if isinstance(outcome, Refused):
                 # The first copy may have been applied late, and may have been overwritten since.
                 applied, in_doubt = self._find_outcome(links, effect, lost)
@@ -186,11 +179,14 @@ class RedisDriver:
 
 def _ask(links: NodeConnections, calls: Sequence[Call]) -> list[Any]:
     """Return the answers of calls that may be repeated, or raise the first error among them."""
-    answers = links.run(calls)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
+    return list(map(_require_answer, links.run(calls)))
+
+
+def _require_answer(answer: Any) -> Any:
+    """Return the answer of a call; raise it if it is an error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 # The layout record
@@ -200,34 +196,19 @@ def _name_layout_key(settings: RedisUrl) -> bytes:
     return settings.prefix + b":layout"
 
 
-def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = None) -> Any:
-    """Return the answer to one command on the layout record, or to a script with these arguments, without
-    retries.
-
-    Args:
-        settings: The URL.
-        *parts: The command, or the script's arguments.
-        script: The script, if it is one.
-    """
-    key = _name_layout_key(settings)
-    slot = key_slot(key)
+def _call_once(settings: RedisUrl, *calls: Call) -> list[Any]:
+    """Return the answers of calls on connections of their own, without retries."""
     links = NodeConnections(Topology(settings))
     try:
-        if script:
-            call = evaluate(script, slot, (key,), parts, safe=True)
-        else:
-            call = Call(slot, parts, safe=True)
-        (answer,) = links.run([call])
+        return _ask(links, calls)
     finally:
         links.close()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
-    stored = _once(settings, b"GET", _name_layout_key(settings))
+    key = _name_layout_key(settings)
+    (stored,) = _call_once(settings, Call(key_slot(key), (b"GET", key), safe=True))
     if stored is None:
         return 0, 0
     try:
@@ -275,11 +256,11 @@ def plan_migration(url: str) -> list[str]:
     if version == SCHEMA_VERSION:
         return []
     key = _name_layout_key(settings).decode(errors="replace")
-    layout_command = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
+    layout_command = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}'"
     if not version:
-        return [layout_command]
+        return [f"{layout_command} NX"]
     marks = f"SET {settings.prefix.decode(errors='replace')}:{{N}}:v {SCHEMA_VERSION}"
-    return [f"{marks}, for each N from 0 to {buckets - 1}", layout_command]
+    return [f"{marks}, for each N from 0 to {buckets - 1}", f"{layout_command} XX"]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
@@ -291,29 +272,20 @@ def migrate(url: str, password: Password | None = None) -> int:
     settings = read(url, password)
     version, buckets = _read_layout(settings)
     require_steps(settings.shown, version, *_find_readable_versions(settings))
+    key = _name_layout_key(settings)
+    slot, present = key_slot(key), b"%d" % SCHEMA_VERSION
     if not version:
-        _once(settings, b"SET", _name_layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+        layout = b"%b %d" % (present, BUCKETS)
+        _call_once(settings, Call(slot, (b"SET", key, layout, b"NX"), safe=True))
     elif version < SCHEMA_VERSION:
-        _mark(settings, buckets)
-        _once(settings, b"%d" % SCHEMA_VERSION, b"", script=scripts.RAISE)
+        space = requests.Keyspace(settings.prefix, buckets, settings.life)
+        marks = [
+            evaluate(scripts.RAISE, space.slot(n), (space.mark(n),), (present, b"0"), safe=True)
+            for n in range(buckets)
+        ]
+        _call_once(settings, *marks)
+        _call_once(settings, evaluate(scripts.RAISE, slot, (key,), (present, b""), safe=True))
     return version
-
-
-def _mark(settings: RedisUrl, buckets: int) -> None:
-    """Mark all buckets with this release's layout version."""
-    space = requests.Keyspace(settings.prefix, buckets, settings.life)
-    links = NodeConnections(Topology(settings))
-    args = (b"%d" % SCHEMA_VERSION, b"0")
-    try:
-        _ask(
-            links,
-            [
-                evaluate(scripts.RAISE, space.slot(number), (space.mark(number),), args, safe=True)
-                for number in range(buckets)
-            ],
-        )
-    finally:
-        links.close()
 
 
 # Durability of the server

@@ -77,14 +77,11 @@ def _make_page_call(space: Keyspace, effect: FindThreads, bucket: _Bucket, high:
 def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexHit]:
     kind, (lowest, highest) = effect.kind, effect.span
     prefix = kind.name.encode() + b":"
-    if lowest is None:
-        low = prefix
-    else:
-        low = prefix + find_layout(kind).index_prefix(lowest)
+    low, tenant = prefix, b""
+    if lowest is not None:
+        low += find_layout(kind).index_prefix(lowest)
     high = successor(prefix + find_layout(kind).index_prefix(highest))
-    if effect.tenant is None:
-        tenant = b""
-    else:
+    if effect.tenant is not None:
         tenant = encode_text(effect.tenant)
     args = (b"[" + low, b"(" + high, b"%d" % effect.limit, tenant)
     polled = scripts.is_polled(kind)

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 from redis.crc import key_slot
 
 from perdure.model.ops import (
+    Check,
     Commit,
     Committed,
     Delete,
     Drop,
     Expect,
+    Expectation,
     Fetch,
     Get,
     Op,
@@ -47,9 +49,9 @@ from perdure.storage.kv.keys import (
 from perdure.storage.redis import scripts
 from perdure.storage.redis.cluster import Call, evaluate
 
-_PUT, _DELETE, _CHECK = 1, 2, 3
-_ANY, _ABSENT, _PRESENT, _VERSION = 0, 1, 2, 3
-_EXPECT = {Expect.ANY: _ANY, Expect.ABSENT: _ABSENT, Expect.PRESENT: _PRESENT}
+_CODES = {Put: 1, Delete: 2, Check: 3}
+_EXPECT: dict[Expectation, int] = {Expect.ANY: 0, Expect.ABSENT: 1, Expect.PRESENT: 2}
+_VERSION = 3
 _BODIES, _REVERSE, _BY = 1, 2, 4
 _ALL = 0xFFFFFFFF
 _U32 = struct.Struct(">I")
@@ -142,17 +144,8 @@ def _append_op(args: list[bytes], op: Op) -> None:
     split = 0
     if kind.by:
         split = len(field) - len(encode_key(kind, op.key)) + len(encode_prefix(kind, op.key[:-1]))
-    if isinstance(op.expect, int):
-        expect = _VERSION
-    else:
-        expect = _EXPECT[op.expect]
-    if isinstance(op, Put):
-        code = _PUT
-    elif isinstance(op, Delete):
-        code = _DELETE
-    else:
-        code = _CHECK
-    head = _OP.pack(code, scripts.NUMBERS[kind], expect, split)
+    expect = _EXPECT.get(op.expect, _VERSION)
+    head = _OP.pack(_CODES[type(op)], scripts.NUMBERS[kind], expect, split)
     if isinstance(op.expect, int):
         head += encode_integer(op.expect)
     args += (head, field)
@@ -238,8 +231,9 @@ def _has_stored_order(item: Range) -> bool:
 def _encode_range(item: Range) -> tuple[bytes, bytes, bytes]:
     kind = item.kind
     has_order = _has_stored_order(item)
-    by = item.by if has_order else None
-    separator = b"@%b:" % by.encode() if by else b":"
+    by, separator = None, b":"
+    if item.by is not None and has_order:
+        by, separator = item.by, b"@%b:" % item.by.encode()
     base = kind.name.encode() + separator + encode_prefix(kind, item.prefix)
     low, high = b"[" + base, b"(" + successor(base)
     if by is None and len(item.prefix) == len(kind.key):

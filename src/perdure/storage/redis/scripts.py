@@ -34,29 +34,26 @@ def _write_kinds() -> str:
     for kind, number in NUMBERS.items():
         form = find_layout(kind)
         by = ", ".join(f"'{name}'" for name in kind.by)
+        index = "false"
         if form.index is not None:
             index = f"'{form.index.kind}'"
-        else:
-            index = "false"
         lines.append(
-            f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
+            f"if number == {number} then\n"
             f"    kind = {{ name = '{kind.name}', head = {form.head}, ordered = {len(form.ordered)}, "
             f"by = {{ {by} }}, index = {index}, rest = {_write_lua(bool(form.rest))}, "
             f"grows = {_write_lua(kind.grows is not None)}, polled = {_write_lua(is_polled(kind))} }}"
         )
-    table = "\n".join(lines)
+    table = "\n  else".join(lines)
     indexed = ", ".join(f"{kind.name} = {NUMBERS[kind]}" for kind in KINDS if kind.index)
     return (
         "local MADE = {}\nlocal function kind_of(number)\n  local kind = MADE[number]\n"
-        f"  if kind then\n    return kind\n  end\n{table}\n  end\n"
+        f"  if kind then\n    return kind\n  end\n  {table}\n  end\n"
         f"  MADE[number] = kind\n  return kind\nend\nlocal INDEXED = {{ {indexed} }}\n"
     )
 
 
 def _write_lua(flag: bool) -> str:
-    if flag:
-        return "true"
-    return "false"
+    return str(flag).lower()
 
 
 def make_record_script(name: str, layout: int = LAYOUT_VERSION) -> Script:

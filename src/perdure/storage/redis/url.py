@@ -60,10 +60,9 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
         raise BadUrl(f"{shown}: a Redis Cluster has one database, number 0; leave the path out")
     client_parameters = [(name, value) for name, value in query if name not in _OWN_PARAMETERS]
     tls = cluster and ("tls", "true") in client_parameters
+    scheme = parts.scheme
     if cluster:
         scheme = "rediss" if tls else "redis"
-    else:
-        scheme = parts.scheme
     client_query = urlencode([pair for pair in client_parameters if not (cluster and pair[0] == "tls")])
     try:
         connect: dict[str, Any] = _parse_client_url(
@@ -87,7 +86,7 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
         cluster,
         connect,
         _parse_prefix(shown, own_parameters.get("prefix", "perdure")),
-        _parse_milliseconds(shown, own_parameters["ttl"]) if "ttl" in own_parameters else 0,
+        _parse_milliseconds(shown, own_parameters.get("ttl")),
         _parse_pool(shown, own_parameters.get("pool", "4")),
         _parse_notify(shown, own_parameters.get("notify", "on")),
         patience,
@@ -101,7 +100,9 @@ def _parse_prefix(shown: str, value: str) -> bytes:
     return value.encode()
 
 
-def _parse_milliseconds(shown: str, value: str) -> int:
+def _parse_milliseconds(shown: str, value: str | None) -> int:
+    if value is None:
+        return 0
     found = re.fullmatch(r"([0-9]+)([smhd]?)", value)
     if found is None or not int(found[1]):
         raise BadUrl(f"{shown}: ttl={value!r} is not a span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")

@@ -83,6 +83,13 @@ def matches(
         return False
 
 
+def read(found: Any) -> int:
+    """Return a record's stored checksum; 0 for a damaged one, which the next check of the sum reports."""
+    if isinstance(found, int):
+        return found
+    return 0
+
+
 def add(total: int, *changes: int) -> int:
     """Return a sum of checksums, in 64 bits, with further checksums added."""
     value = (total + sum(changes)) % _WHOLE

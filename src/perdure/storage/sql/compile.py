@@ -111,28 +111,20 @@ def write_bound_condition(bound: Bound, limit: str) -> str:
 def to_hit(row: Sequence[Any]) -> IndexHit:
     """Return the result for a row of ``select_threads`` or ``select_listed``."""
     created, updated, status, *numbers = row[3:]
-    if status is None:
-        listed = None
-    else:
+    listed: ListedThread | None = None
+    if status is not None:
         listed = ListedThread(int(created), int(updated), status, *map(int, numbers))
     return IndexHit(Partition(*row[:3]), None, listed)
 
 
-@lru_cache(maxsize=64)
-def select_one(kind: Kind) -> str:
-    """Return the statement that reads one record by its key; the key columns are among the results."""
-    return (
-        f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_match_key(kind)}"
-    )
+@lru_cache(maxsize=256)
+def select_some(kind: Kind, count: int, bodies: bool = True) -> str:
+    """Return the statement that reads ``count`` records by their keys, which are among the results."""
+    return f"SELECT {_list_columns(kind, bodies)} FROM {table(kind)} WHERE {_match_keys(kind, count)}"
 
 
-@lru_cache(maxsize=64)
-def select_some(kind: Kind, count: int, bodies: bool) -> str:
-    """Return the statement that reads ``count`` records by their keys, as ``select_one`` reads one."""
-    columns = [name for name in kind.columns() if bodies or name != "body"]
-    return (
-        f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_match_keys(kind, count)}"
-    )
+def _list_columns(kind: Kind, bodies: bool = True) -> str:
+    return ", ".join((*(name for name in kind.columns() if bodies or name != "body"), checksums.NAME))
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +138,7 @@ def select_versions(kind: Kind, count: int) -> str:
 
 def select_all(kind: Kind) -> str:
     """Return the statement that reads a partition's records of one kind, in no order."""
-    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE t = ?"
+    return f"SELECT {_list_columns(kind)} FROM {table(kind)} WHERE t = ?"
 
 
 def select_range(item: Range, t: int) -> Statement:
@@ -167,8 +159,6 @@ def select_range(item: Range, t: int) -> Statement:
 def _write_range_sql(
     kind: Kind, depth: int, by: str | None, reverse: bool, has_after: bool, bodies: bool
 ) -> str:
-    columns = [c for c in kind.columns() if bodies or c != "body"]
-    columns.append(checksums.NAME)
     where = ["t = ?", *(f"{c.name} = ?" for c in kind.key[:depth])]
     order = [by] if by else [c.name for c in kind.key[depth:]]
     if has_after:
@@ -177,7 +167,9 @@ def _write_range_sql(
     direction = " DESC" if reverse else ""
     ordering = ", ".join(f"{c}{direction}" for c in order)
     tail = f" ORDER BY {ordering}" if order else ""
-    return f"SELECT {', '.join(columns)} FROM {table(kind)} WHERE {' AND '.join(where)}{tail} LIMIT ?"
+    return (
+        f"SELECT {_list_columns(kind, bodies)} FROM {table(kind)} WHERE {' AND '.join(where)}{tail} LIMIT ?"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -294,7 +286,7 @@ def record(
     bodies: bool = True,
     verify: bool = True,
 ) -> Record:
-    """Return the record of a row of ``select_one`` or ``select_range``.
+    """Return the record of a row of ``select_some`` or ``select_range``.
 
     Args:
         kind: The kind of the record.

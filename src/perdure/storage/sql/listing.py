@@ -167,7 +167,7 @@ thread stays and its status changes."""
 
 
 def _write_condition(d: _Dialect, table: str, event: str) -> str:
-    conditions = [_SOURCES[table]] if _SOURCES[table] else []
+    conditions = list(filter(None, [_SOURCES[table]]))
     if event == "UPDATE" and table == "lane":
         # A lease is renewed all the time, without any effect on the listing.
         pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
@@ -175,7 +175,9 @@ def _write_condition(d: _Dialect, table: str, event: str) -> str:
     if not conditions:
         return ""
     condition = " AND ".join(conditions)
-    return f" WHEN ({condition.replace('NEW.', 'OLD.') if event == 'DELETE' else condition})"
+    if event == "DELETE":
+        condition = condition.replace("NEW.", "OLD.")
+    return f" WHEN ({condition})"
 
 
 def make_sqlite_statements() -> tuple[str, ...]:

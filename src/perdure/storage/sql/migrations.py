@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +92,7 @@ def _describe_stock(path: Path) -> str:
 
 def apply(connection: apsw.Connection, path: Path) -> int:
     """Bring the schema to this release's version in one transaction; return the version that was found."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with write_transaction(connection):
         found = version(connection)
         if found == 0 and is_stock(connection):
             raise BadUrl(_describe_stock(path))
@@ -99,12 +100,20 @@ def apply(connection: apsw.Connection, path: Path) -> int:
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
             connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
+    return found
+
+
+@contextmanager
+def write_transaction(connection: apsw.Connection) -> Iterator[None]:
+    """Make one transaction of a block, which no other writer is beside; roll it back if the block raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return found
 
 
 def plan_migration(found: int) -> tuple[str, ...]:

@@ -208,18 +208,15 @@ class SqliteDriver:
         self._watch.before_commit()
         has_statements = any(isinstance(job.effect, Commit) and job.effect.statements for job in group)
         with enforce_foreign_keys(writer) if has_statements else nullcontext():
-            writer.execute("BEGIN IMMEDIATE")
             try:
-                migrations.check_again(writer, self._path)
-                self._watch.advance()
-                self._written.clear()
-                for job in group:
-                    job.error = None
-                    job.answer = self._apply(job.effect, optimistic)
-                writer.execute("COMMIT")
+                with migrations.write_transaction(writer):
+                    migrations.check_again(writer, self._path)
+                    self._watch.advance()
+                    self._written.clear()
+                    for job in group:
+                        job.error = None
+                        job.answer = self._apply(job.effect, optimistic)
             except BaseException:
-                if writer.in_transaction:
-                    writer.execute("ROLLBACK")
                 # If the file was replaced, SQLite may raise any error: the replacement is reported instead.
                 self._watch.check()
                 raise
@@ -231,7 +228,7 @@ class SqliteDriver:
         if thread is not None:
             existing = rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
         for check in effect.checks:
-            if not rows.holds(thread, check, existing):
+            if not rows.holds(check, existing):
                 return Refused(check.kind, check.key)
         if thread is None or (effect.if_empty and rows.has_records(writer, thread.pk)):
             return Committed()
@@ -256,7 +253,7 @@ class SqliteDriver:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
             for op in ops:
-                if not rows.holds(thread, op, existing):
+                if not rows.holds(op, existing):
                     return Refused(op.kind, op.key)
         if thread is None:
             thread = rows.insert_thread(writer, partition)
@@ -290,7 +287,7 @@ class SqliteDriver:
                 stored = existing.get((op.kind, op.key))
                 fields = sql.fields(op)
                 if stored is not None:
-                    old_checksum = _read_checksum(stored[1])
+                    old_checksum = checksums.read(stored[1])
                     rows.keep_field(fields, op, stored, partition)
                 row = sql.row(op, fields, t, partition)
                 new_checksum = row[-1]
@@ -306,7 +303,7 @@ class SqliteDriver:
         for kind, keys in deletes.items():
             removed = rows.delete(writer, kind, t, keys)
             if kind.grows is None:
-                sum_change -= sum(map(_read_checksum, removed))
+                sum_change -= sum(map(checksums.read, removed))
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
         if not puts and not deletes:
@@ -369,13 +366,7 @@ class SqliteDriver:
                     self._watch.check()
             return self._clock.now()
         with self._borrow_reader(_partition_of(effect), look=look) as reader:
-            reader.execute("BEGIN")
-            try:
-                if isinstance(effect, Fetch):
-                    return rows.fetch(reader, effect)
-                return tuple(rows.find(reader, effect))
-            finally:
-                reader.execute("COMMIT")
+            return rows.read(reader, effect)
 
 
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
@@ -417,13 +408,6 @@ def _use_write_ahead_log(connection: apsw.Connection) -> object:
             if time.monotonic() > until:
                 raise
             time.sleep(0.005)
-
-
-def _read_checksum(found: Any) -> int:
-    """Return a record's stored checksum; 0 for a damaged one, which the next check of the sum reports."""
-    if isinstance(found, int):
-        return found
-    return 0
 
 
 def open_driver(url: str) -> SqliteDriver:

@@ -32,9 +32,8 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     """Return Perdure's exception for one of SQLite's; return any other exception as it is."""
     if isinstance(error, PerdureError):
         return error
-    if partition is None:
-        where = ""
-    else:
+    where = ""
+    if partition is not None:
         where = f"{describe_partition(partition)}: "
     if isinstance(error, apsw.FullError):
         new: PerdureError = Unavailable(

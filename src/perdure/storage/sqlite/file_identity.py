@@ -23,6 +23,7 @@ import apsw
 
 from perdure.errors import Corrupt, DatabaseReplaced
 from perdure.storage.sql.checksums import ADVICE
+from perdure.storage.sql.migrations import write_transaction
 from perdure.storage.sql.schema import PREFIX
 
 _HISTORY = f"SELECT id, state FROM {PREFIX}history WHERE one = 1"
@@ -141,15 +142,9 @@ class FileWatch:
         commit, wherever that is stored, and gives the log a header. If the log is empty even then, another
         checkpoint must have copied it: the file itself must have the history of this transaction.
         """
-        writer = self._writer
         try:
-            writer.execute("BEGIN IMMEDIATE")
-            try:
-                database_id, state = _read_history(writer.execute(_ADVANCE).fetchall())
-                writer.execute("COMMIT")
-            finally:
-                if writer.in_transaction:
-                    writer.execute("ROLLBACK")
+            with write_transaction(self._writer):
+                database_id, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
         except apsw.BusyError:
             raise
         except (apsw.Error, Corrupt) as error:

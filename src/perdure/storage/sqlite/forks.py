@@ -65,7 +65,9 @@ class Calls:
         self._changed.release()
 
     def _close_inherited(self) -> None:
-        inherited = list(self._connections) if self._is_quiet else []
+        inherited: list[apsw.Connection] = []
+        if self._is_quiet:
+            inherited += self._connections
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._under_way = self._forks = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import apsw
 
+from perdure.storage.sql.migrations import write_transaction
 from perdure.storage.sql.schema import PREFIX
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -27,9 +28,8 @@ class HostClock:
 
     def __init__(self, writer: apsw.Connection) -> None:
         boot = _read_boot_id()
-        if boot is None:
-            self._ahead_us = None
-        else:
+        self._ahead_us: int | None = None
+        if boot is not None:
             self._ahead_us = _find_offset(writer, boot)
 
     def now(self) -> int:
@@ -44,18 +44,12 @@ def _find_offset(writer: apsw.Connection, boot: str) -> int:
     not stored yet."""
     if (known := _read_offset(writer, boot)) is not None:
         return known
-    writer.execute("BEGIN IMMEDIATE")
-    try:
+    with write_transaction(writer):
         # Another process may have stored it meanwhile.
         offset = _read_offset(writer, boot)
         if offset is None:
             offset = time.time_ns() // 1000 - _read_since_boot()
             writer.execute(_WRITE, (boot, offset))
-        writer.execute("COMMIT")
-    except BaseException:
-        if writer.in_transaction:
-            writer.execute("ROLLBACK")
-        raise
     return offset
 
 

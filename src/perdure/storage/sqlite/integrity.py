@@ -82,7 +82,7 @@ def _survey(
         if kind.grows is not None:
             continue
         for row in connection.execute(sql.select_all(kind), (thread.pk,)):
-            record_checksum = row[-1] if isinstance(row[-1], int) else 0
+            record_checksum = checksums.read(row[-1])
             total = checksums.add(total, record_checksum)
             if (kind, row[: len(kind.key)]) == checksums.ROOT_HEAD:
                 head = record_checksum

@@ -62,18 +62,8 @@ class SqliteReader:
             return cast(R, time.time_ns() // 1000)
         if not isinstance(effect, Fetch | Find):
             raise NotAllowed(f"{self._path} is open for reading only; nothing was written")
-        if isinstance(effect, Fetch):
-            partition = effect.partition
-        else:
-            partition = None
-        with self._borrow_connection(partition) as connection:
-            connection.execute("BEGIN")
-            try:
-                if isinstance(effect, Fetch):
-                    return cast(R, rows.fetch(connection, effect))
-                return cast(R, tuple(rows.find(connection, effect)))
-            finally:
-                connection.execute("COMMIT")
+        with self._borrow_connection(getattr(effect, "partition", None)) as connection:
+            return cast(R, rows.read(connection, effect))
 
     async def aperform(self, effect: Effect[R]) -> R:
         loop = asyncio.get_running_loop()

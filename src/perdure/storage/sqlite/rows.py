@@ -105,10 +105,9 @@ def read_existing(connection: apsw.Connection, t: int, ops: Sequence[Op], *, opt
             keys.setdefault(op.kind, []).append(op.key)
     existing: dict[tuple[Kind, Key], ExistingRecord] = {}
     for kind, wanted in keys.items():
+        statement: Callable[[Kind, int], str] = sql.select_versions
         if kind in kinds_with_fields:
-            statement = _select_headers
-        else:
-            statement = sql.select_versions
+            statement = partial(sql.select_some, bodies=False)
         for row in _execute_by_keys(connection, statement, kind, t, wanted):
             existing[kind, row[: len(kind.key)]] = row[-2], row[-1], row
     return existing
@@ -142,24 +141,19 @@ def _find_positions(kind: Kind, field: str) -> tuple[int, int | None]:
     return names.index(field), names.index(str(kind.index)) if kind.expires else None
 
 
-def _select_headers(kind: Kind, count: int) -> str:
-    return sql.select_some(kind, count, bodies=False)
-
-
 def has_records(connection: apsw.Connection, pk: int) -> bool:
     """Return True if the partition of a number has records of any kind."""
     return any(connection.execute(sql.first(kind), (pk,)).fetchone() is not None for kind in KINDS)
 
 
-def holds(thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
+def holds(op: Op, existing: Existing) -> bool:
     """Return True if an operation's expectation holds.
 
     Args:
-        thread: The partition's row of the catalogue, ``None`` if there is none.
         op: The operation.
-        existing: The result of ``read_existing`` for the commit.
+        existing: The result of ``read_existing`` for the commit; empty for a partition that is not there.
     """
-    existing_record = None if thread is None else existing.get((op.kind, op.key))
+    existing_record = existing.get((op.kind, op.key))
     if (
         isinstance(op, Delete)
         and op.unchanged
@@ -224,6 +218,17 @@ def _divide(rows: Sequence[R]) -> list[Sequence[R]]:
     return blocks
 
 
+def read(connection: apsw.Connection, effect: Fetch | Find) -> Any:
+    """Answer a request that reads, in the state of one moment."""
+    connection.execute("BEGIN")
+    try:
+        if isinstance(effect, Fetch):
+            return fetch(connection, effect)
+        return tuple(find(connection, effect))
+    finally:
+        connection.execute("COMMIT")
+
+
 def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
     partition = effect.partition
     thread = look_up(connection, partition)
@@ -239,7 +244,7 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
     out: list[tuple[Record, ...]] = []
     for item in effect.items:
         if isinstance(item, Get):
-            rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
+            rows = connection.execute(sql.select_some(item.kind, 1), (t, *item.key)).fetchall()
             if (item.kind, item.key) == checksums.ROOT_HEAD:
                 head_checksum = rows[0][-1] if rows else 0
                 if head_checksum != thread.head_checksum:

@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from perdure.errors import MissingExtra
@@ -114,12 +113,7 @@ class ProviderDouble(ABC):
         self._client = ClientSession(timeout=ClientTimeout(total=10.0))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
@@ -216,18 +210,21 @@ class ProviderDouble(ABC):
             accepted: The JSON of the answer.
             limited: The answer to a bot that sends too much.
         """
-        fault = self._next_fault(shown.chat)
-        if fault is not None and fault.kind == "limit":
-            return limited
-        if fault is not None and fault.kind == "fail":
-            return web.json_response({"ok": False, "error": "internal"}, status=500)
-        if fault is not None and fault.kind == "refuse":
-            return self._hang_up(request)
-        if fault is not None and fault.kind == "slow":
-            await asyncio.sleep(fault.seconds)
+        match self._next_fault(shown.chat):
+            case ProviderFault("limit"):
+                return limited
+            case ProviderFault("fail"):
+                return web.json_response({"ok": False, "error": "internal"}, status=500)
+            case ProviderFault("refuse"):
+                return self._hang_up(request)
+            case ProviderFault("lose"):
+                self.shown.append(shown)
+                return self._hang_up(request)
+            case ProviderFault("slow", seconds=seconds):
+                await asyncio.sleep(seconds)
+            case _:
+                pass
         self.shown.append(shown)
-        if fault is not None and fault.kind == "lose":
-            return self._hang_up(request)
         return web.json_response(accepted)
 
     def pause_for(self, chat: str) -> float:

@@ -72,21 +72,15 @@ class SlackDouble(ProviderDouble):
             kind: The type of the event.
             more: Further fields of the event.
         """
-        event = {
-            "type": kind,
-            "channel": channel,
-            "user": _USER,
-            "text": text,
-            "ts": self.next_ts(),
-            **({"channel_type": "im" if channel.startswith("D") else "channel"} if kind == "message" else {}),
-            **more,
-        }
+        event = {"type": kind, "channel": channel, "user": _USER, "text": text, "ts": self.next_ts()}
+        if kind == "message":
+            event["channel_type"] = "im" if channel.startswith("D") else "channel"
         body = {
             "type": "event_callback",
             "team_id": TEAM,
             "event_id": f"Ev{self.next_id()}",
             "authorizations": [{"team_id": TEAM, "user_id": BOT, "is_bot": True}],
-            "event": event,
+            "event": event | more,
         }
         return self.sign(json.dumps(body).encode(), "application/json")
 
@@ -97,11 +91,9 @@ class SlackDouble(ProviderDouble):
 
     async def press(self, shown: Shown, button: str) -> None:
         """Let a person press a button of a message of the app."""
-        message = {
-            "ts": shown.id,
-            "text": html.escape(shown.text, quote=False),
-            **({"thread_ts": shown.topic} if shown.topic else {}),
-        }
+        message = {"ts": shown.id, "text": html.escape(shown.text, quote=False)}
+        if shown.topic:
+            message["thread_ts"] = shown.topic
         payload = {
             "type": "block_actions",
             "team": {"id": TEAM},

@@ -21,7 +21,7 @@ from perdure.testing.channels.provider import (
 BOT = {"id": 42, "is_bot": True, "first_name": "Bot", "username": "perdure_bot"}
 TOKEN = "42:TEST-double-token-0123456789abcdefghij"  # noqa: S105 - of the double
 SECRET = "double-secret-0123456789"  # noqa: S105
-_USER = 7
+_PERSON = {"id": 7, "is_bot": False, "first_name": "Ada"}
 
 
 class TelegramDouble(ProviderDouble):
@@ -56,16 +56,14 @@ class TelegramDouble(ProviderDouble):
             topic: The id of the topic within the chat.
             more: Further fields of the message.
         """
-        return {
-            "message_id": self.next_id(),
-            "date": int(time.time()),
-            "chat": _make_chat(chat),
-            "from": {"id": _USER, "is_bot": False, "first_name": "Ada"},
-            "text": text,
-            "entities": _find_entities(text),
-            **({} if topic is None else {"message_thread_id": topic, "is_topic_message": True}),
-            **more,
-        }
+        message = {**self._make_message(chat, _PERSON, text), "entities": _find_entities(text)}
+        if topic is not None:
+            message |= {"message_thread_id": topic, "is_topic_message": True}
+        return message | more
+
+    def _make_message(self, chat: int, sender: Mapping[str, Any], text: str) -> dict[str, Any]:
+        place = {"message_id": self.next_id(), "date": int(time.time()), "chat": _make_chat(chat)}
+        return {**place, "from": sender, "text": text}
 
     def update(self, **fields: Any) -> WebhookCall:
         """Return an update, such as ``update(message=…)``, as a request to the webhook."""
@@ -90,18 +88,12 @@ class TelegramDouble(ProviderDouble):
 
     async def press(self, shown: Shown, button: str) -> None:
         """Let a person press a button of a message of the bot."""
-        message: dict[str, Any] = {
-            "message_id": int(shown.id),
-            "date": int(time.time()),
-            "chat": _make_chat(int(shown.chat)),
-            "from": BOT,
-            "text": shown.text,
-        }
+        message = {**self._make_message(int(shown.chat), BOT, shown.text), "message_id": int(shown.id)}
         if shown.topic:
             message |= {"message_thread_id": int(shown.topic), "is_topic_message": True}
         query = {
             "id": str(self.next_id()),
-            "from": {"id": _USER, "is_bot": False, "first_name": "Ada"},
+            "from": _PERSON,
             "chat_instance": "1",
             "message": message,
             "data": shown.buttons[button],
@@ -157,13 +149,7 @@ class TelegramDouble(ProviderDouble):
         chat = given["chat_id"]
         if not 0 < len(given["text"].encode("utf-16-le")) // 2 <= 4096:
             return _error(400, "Bad Request: message is too long")
-        message: dict[str, Any] = {
-            "message_id": self.next_id(),
-            "date": int(time.time()),
-            "chat": _make_chat(int(chat)),
-            "from": BOT,
-            "text": given["text"],
-        }
+        message = self._make_message(int(chat), BOT, given["text"])
         markup = json.loads(given.get("reply_markup", "{}")).get("inline_keyboard", [])
         shown = Shown(
             chat,

@@ -8,7 +8,7 @@ import json
 import time
 from typing import Any
 
-from perdure.testing.channels.provider import DeliveryFaults, ProviderDouble, Shown, WebhookCall, web
+from perdure.testing.channels.provider import ProviderDouble, Shown, WebhookCall, web
 
 TOKEN = "double-access-token"  # noqa: S105 - of the double
 APP_SECRET = "double-app-secret"  # noqa: S105
@@ -20,11 +20,7 @@ class WhatsAppDouble(ProviderDouble):
     """Double of WhatsApp. Pass ``WhatsAppPhone(PHONE_ID, token=TOKEN, app_secret=APP_SECRET, …)`` with
     ``api_url=double.url + "/v1"``. Arguments are those of ``ProviderDouble``."""
 
-    def __init__(
-        self, webhook: str = "", *, deliveries: DeliveryFaults | None = None, patience: float = 30.0
-    ) -> None:
-        super().__init__(webhook, deliveries=deliveries, patience=patience)
-        self.secret = APP_SECRET
+    secret = APP_SECRET
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/{phone}/messages", self._accept_message)

@@ -11,7 +11,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empt
 
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import make_database
-from perdure.errors import PerdureError
 from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
@@ -23,7 +22,7 @@ from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.port import CommitLimits, Driver, WrappingDriver
 from perdure.testing.faults import FaultyDriver
 
-R = TypeVar("R")
+E = TypeVar("E", bound=Exception)
 
 THREAD = "thread"
 AT = Partition("", THREAD)
@@ -39,12 +38,13 @@ class Backend:
     keyring: Keyring | None = None
     finds_expired: bool = True
 
-    def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> SyncDatabase:
-        driver = self.driver if wrap is None else wrap(self.driver)
-        return make_database(driver, tenant=tenant, keyring=self.keyring)
+    def database(
+        self, *, tenant: str = "", wrap: Callable[[Driver], Driver] = lambda driver: driver
+    ) -> SyncDatabase:
+        return make_database(wrap(self.driver), tenant=tenant, keyring=self.keyring)
 
     def saver(
-        self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None, **options: Any
+        self, *, tenant: str = "", wrap: Callable[[Driver], Driver] = lambda driver: driver, **options: Any
     ) -> PerdureSaver:
         return self.database(tenant=tenant, wrap=wrap).checkpointer(**options)
 
@@ -58,11 +58,11 @@ class Backend:
         tenant: str = "",
         ttl: TTLConfig | None = None,
         clock: Callable[[], int] | None = None,
-        wrap: Callable[[Driver], Driver] | None = None,
+        wrap: Callable[[Driver], Driver] = lambda driver: driver,
         index: SearchIndex | None = None,
     ) -> PerdureStore:
         """Return a store; ``clock``, if given, returns its time in microseconds."""
-        driver = EncryptedDriver(self.driver if wrap is None else wrap(self.driver), self.keyring)
+        driver = EncryptedDriver(wrap(self.driver), self.keyring)
         own = Clock(clock) if clock else Clock()
         return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=own, index=index)
 
@@ -94,18 +94,7 @@ class Narrow(WrappingDriver):
     def limits(self) -> CommitLimits:
         return self._limits
 
-    def perform(self, effect: Effect[R]) -> R:
-        self._weigh(effect)
-        return self._inner.perform(effect)
-
-    async def aperform(self, effect: Effect[R]) -> R:
-        self._weigh(effect)
-        return await self._inner.aperform(effect)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _weigh(self, effect: Effect[Any]) -> None:
+    def _check_request(self, effect: Effect[Any]) -> None:
         if not isinstance(effect, Commit | Stage):
             return
         ops = effect.ops
@@ -128,7 +117,9 @@ def at(
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
     if checkpoint_id is not None:
         place["checkpoint_id"] = checkpoint_id
-    return {"configurable": place if epoch is None else loop_state.with_lease(place, epoch)}
+    if epoch is not None:
+        place = loop_state.with_lease(place, epoch)
+    return {"configurable": place}
 
 
 def with_lease(config: RunnableConfig, epoch: int) -> RunnableConfig:
@@ -151,11 +142,12 @@ def put(
     new: Collection[str] | None = None,
     source: str = "loop",
     root: str | None = None,
+    run_id: str | None = None,
 ) -> RunnableConfig:
     """Store a checkpoint on the one that the config names.
 
     Every channel has ``version``, and those in ``new`` (all by default) are announced as new. ``root`` is the
-    root checkpoint to which a subgraph's checkpoint belongs.
+    root checkpoint to which a subgraph's checkpoint belongs, ``run_id`` the run that stores it.
     """
     values = {"x": checkpoint_id} if values is None else values
     checkpoint = empty_checkpoint()
@@ -164,13 +156,15 @@ def put(
     checkpoint["channel_versions"] = dict.fromkeys(values, version)
     announced: dict[str, str | int | float] = dict.fromkeys(values if new is None else new, version)
     metadata: Any = {"source": source, "step": 1, "parents": {} if root is None else {"": root}}
+    if run_id is not None:
+        metadata["run_id"] = run_id
     saver.put(config, checkpoint, metadata, announced)
     return on(config, checkpoint_id)
 
 
 def load(saver: BaseCheckpointSaver[Any], config: RunnableConfig | None = None) -> CheckpointTuple:
     """Return a checkpoint; fail if it is absent."""
-    found = saver.get_tuple(at() if config is None else config)
+    found = saver.get_tuple(config or at())
     assert found is not None, "a stored checkpoint was not found"
     return found
 
@@ -188,7 +182,7 @@ def list_ids(saver: BaseCheckpointSaver[Any], namespace: str = "", **options: An
     return [item.checkpoint["id"] for item in saver.list(at(namespace=namespace), **options)]
 
 
-def expect_refusal(error: type[PerdureError], call: Callable[[], object]) -> PerdureError:
+def expect_refusal(error: type[E], call: Callable[[], object]) -> E:
     """Return the error that a call must raise."""
     try:
         call()

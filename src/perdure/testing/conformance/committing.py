@@ -35,12 +35,8 @@ class Committing:
         assert record.version == 3
 
     def test_every_expectation_of_a_put(self, driver: Driver) -> None:
-        absent: dict[Expectation, bool] = {
-            Expect.ANY: True,
-            Expect.ABSENT: True,
-            Expect.PRESENT: False,
-            1: False,
-        }
+        absent: dict[Expectation, bool]
+        absent = {Expect.ANY: True, Expect.ABSENT: True, Expect.PRESENT: False, 1: False}
         for n, (expect, holds) in enumerate(absent.items()):
             assert rows.commit(driver, rows.tag(f"new{n}", expect)) is holds, f"{expect} on an absent record"
             assert (rows.get(driver, TAG, f"new{n}") is not None) is holds

@@ -41,15 +41,6 @@ class DriverContract(Reading, Committing, Partitions, Queues, Items, Documents, 
 class Blocking(WrappingDriver):
     """Driver whose ``perform`` calls the driver's blocking method."""
 
-    def perform(self, effect: Effect[R]) -> R:
-        return self._inner.perform(effect)
-
-    async def aperform(self, effect: Effect[R]) -> R:
-        return await self._inner.aperform(effect)
-
-    def close(self) -> None:
-        self._inner.close()
-
 
 class Awaited(Blocking):
     """Driver whose ``perform`` awaits ``aperform`` in an event loop of its own."""

@@ -10,10 +10,10 @@ from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import ITEM
 from perdure.model.store_items import MINUTE
-from perdure.testing.conformance.backend import Backend
+from perdure.testing.conformance.backend import Backend, expect_refusal
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.items import LATER
-from perdure.testing.conformance.store_operations import HOME, expect_refusal, keys, there
+from perdure.testing.conformance.store_operations import HOME, keys, there
 from perdure.testing.faults import FaultyDriver
 
 
@@ -115,13 +115,13 @@ class Expiry:
         other.put(("s", "0"), "k0", {}, ttl=1)
         assert store.sweep_ttl() == 0
         clock.forward(1.5)
-        assert store.sweep_ttl() == (30 if backend.finds_expired else 0)
+        assert store.sweep_ttl() == 30 * backend.finds_expired
         assert store.sweep_ttl() == 0
         assert len(store.search((), limit=99, refresh_ttl=False)) == 31
         clock.forward(1)
-        assert store.sweep_ttl() == (30 if backend.finds_expired else 0)
+        assert store.sweep_ttl() == 30 * backend.finds_expired
         assert keys(store.search((), limit=99)) == ["never"]
-        assert other.sweep_ttl() == (1 if backend.finds_expired else 0)
+        assert other.sweep_ttl() == backend.finds_expired
 
     def test_a_sweep_spares_what_was_renewed_or_written_meanwhile(self, backend: Backend) -> None:
         if not backend.finds_expired:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.database.base import handle_of
 from perdure.errors import CannotTakeBack, Conflict, Corrupt, Fenced
@@ -14,7 +13,6 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, Partition
-from perdure.storage.port import run
 from perdure.testing.conformance.backend import (
     THREAD,
     Backend,
@@ -40,15 +38,14 @@ def step(
     root: str | None = None,
 ) -> RunnableConfig:
     """Store a checkpoint of a run on the one that the config names."""
-    checkpoint = empty_checkpoint()
-    checkpoint["id"] = checkpoint_id
-    checkpoint["channel_values"] = {"x": checkpoint_id}
-    checkpoint["channel_versions"] = {"x": 1}
-    metadata: Any = {"source": "loop", "step": 1, "parents": {} if root is None else {"": root}}
-    if run_id is not None:
-        metadata["run_id"] = run_id
-    saver.put(config, checkpoint, metadata, {"x": 1})
-    return on(config, checkpoint_id)
+    return put(saver, config, checkpoint_id, root=root, run_id=run_id)
+
+
+def take_steps(saver: PerdureSaver, count: int) -> None:
+    """Store the checkpoints ``c0``, ``c1``…, each of a run of its own."""
+    config = at()
+    for n in range(count):
+        config = step(saver, config, f"c{n}", f"run {n}")
 
 
 def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
@@ -59,11 +56,7 @@ def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
 
 def lose(backend: Backend, checkpoint_id: str, namespace: str = "") -> None:
     """Remove a checkpoint's record as damage would."""
-    run(_remove_checkpoint(namespace, checkpoint_id), backend.driver)
-
-
-def _remove_checkpoint(namespace: str, checkpoint_id: str) -> Any:
-    yield Commit(_HERE, (Delete(CHECKPOINT, (namespace, checkpoint_id)),))
+    backend.driver.perform(Commit(_HERE, (Delete(CHECKPOINT, (namespace, checkpoint_id)),)))
 
 
 class GoingBack:
@@ -71,9 +64,7 @@ class GoingBack:
 
     def test_a_run_from_an_old_checkpoint_goes_back_to_the_head_before_it(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 4)
         forked = step(saver, load(saver, at("c1")).config, "f0", "fork")
         step(saver, forked, "f1", "fork")
         assert latest(saver) == "f1"
@@ -160,9 +151,7 @@ class GoingBack:
     def _prune_anywhere(backend: Backend, parent: str, options: dict[str, Any]) -> None:
         saver = backend.saver()
         saver.delete_thread(THREAD)
-        config = at()
-        for n in range(3):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 3)
 
         def prune(_: int, effect: Effect[Any]) -> None:
             if options.get("strategy") != "delete" or isinstance(effect, Commit):
@@ -207,9 +196,7 @@ class GoingBack:
 
     def test_a_run_whose_base_was_pruned_is_not_taken_back(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(3):
-            config = step(saver, config, f"c{n}", f"run {n}")
+        take_steps(saver, 3)
         saver.prune([THREAD])
         error = expect_refusal(CannotTakeBack, lambda: roll_back(backend, "run 2"))
         assert "c1" in str(error)
@@ -233,9 +220,7 @@ class GoingBack:
 
     def test_a_stored_checkpoint_cannot_be_put_elsewhere(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}")
+        take_steps(saver, 4)
         for parent in ("c3", "c1", "c2"):
             for child in ("c0", "c1"):
                 error = expect_refusal(Conflict, lambda: step(saver, at(parent), child))  # noqa: B023
@@ -247,9 +232,7 @@ class GoingBack:
 
     def test_a_checkpoint_that_is_put_again_stays_where_it_is(self, backend: Backend) -> None:
         saver = backend.saver()
-        config = at()
-        for n in range(4):
-            config = step(saver, config, f"c{n}")
+        take_steps(saver, 4)
         for again, parent in (("c3", "c2"), ("c1", "c0"), ("c0", None)):
             put(backend.saver(), at(parent), again, {"x": f"{again} anew"}, version=2)
             assert list_ids(backend.saver()) == ["c3", "c2", "c1", "c0"]

@@ -26,26 +26,10 @@ SPACE = Partition("acme", "thread", STORE)
 """A namespace whose name is that of a thread of the same tenant."""
 
 NAMESPACES = (
-    "A\x01",
-    "a\x01",
-    "a\x01\x02\x02\x01",
-    "a\x01a\x01",
-    "a\x01b\x01",
-    "a\x01b\x01c\x01",
-    "a\x01bc\x01",
-    "a\x01é\x01",
-    "a\x01\U0010ffff\x01",
-    "a\x02\x02\x01",
-    "a \x01",
-    "a%\x01",
-    "a*\x01",
-    "a[b]\x01",
-    "a_\x01",
-    "aa\x01",
-    "ab\x01",
-    "b\x01",
-    "é\x01",
-)
+    "A\x01", "a\x01", "a\x01\x02\x02\x01", "a\x01a\x01", "a\x01b\x01", "a\x01b\x01c\x01", "a\x01bc\x01",
+    "a\x01é\x01", "a\x01\U0010ffff\x01", "a\x02\x02\x01", "a \x01", "a%\x01", "a*\x01", "a[b]\x01", "a_\x01",
+    "aa\x01", "ab\x01", "b\x01", "é\x01",
+)  # fmt: skip
 """Names as the store makes them: each label, then a terminator below every character of a label."""
 
 LATER = 7_000_000_000_000_000
@@ -101,11 +85,8 @@ class Items:
         rows.store_ops(driver, *puts, at=SPACE)
         for put in puts:
             record = rows.read(driver, ITEM, *put.key, at=SPACE)
-            assert (dict(record.fields), record.version, record.body) == (
-                dict(put.fields),
-                put.version,
-                put.body,
-            )
+            assert dict(record.fields) == dict(put.fields)
+            assert (record.version, record.body) == (put.version, put.body)
 
     def test_an_item_is_rewritten_and_deleted_by_its_version(self, driver: Driver) -> None:
         big = (1 << 52) + 1
@@ -146,16 +127,8 @@ class Items:
             rows.store_ops(driver, item("k"), at=Partition("acme", name, STORE))
             rows.store_ops(driver, rows.tag("t"), at=Partition("acme", name))
         rows.store_ops(driver, item("k"), at=FOREIGN)
-        for prefix in (
-            "",
-            "\x01",
-            "a\x01",
-            "a\x01b\x01",
-            "a\x01b\x01c\x01",
-            "a\x02\x02\x01",
-            "zz\x01",
-            "é\x01",
-        ):
+        prefixes = ("", "\x01", "a\x01", "a\x01b\x01", "a\x01b\x01c\x01", "a\x02\x02\x01", "zz\x01", "é\x01")
+        for prefix in prefixes:
             expected = [n for n in sorted(NAMESPACES) if n.startswith(prefix)]
             for size in (1, 3, 1000):
                 assert self._read_pages(driver, "acme", prefix, size) == [("acme", n) for n in expected]
@@ -168,15 +141,8 @@ class Items:
             rows.store_ops(driver, item("k"), at=Partition("acme", name, STORE))
         inside = [n for n in sorted(NAMESPACES) if n.startswith("a\x01")]
         for after in ("", "A", "a\x01", "a\x01az", "a\x01b\x02", "a\x02", "b\x01", "\U0010ffff"):
-            found = driver.perform(
-                FindThreads(
-                    "acme",
-                    after=Partition("acme", after, STORE),
-                    space=STORE,
-                    prefix="a\x01",
-                    limit=50,
-                )
-            )
+            place = Partition("acme", after, STORE)
+            found = driver.perform(FindThreads("acme", after=place, space=STORE, prefix="a\x01", limit=50))
             assert [f.partition.thread for f in found] == [n for n in inside if n > after]
 
     def test_an_expired_item_is_found_and_removed_unless_it_was_renewed(self, driver: Driver) -> None:

@@ -74,14 +74,8 @@ class Lineage:
         original = load(saver)
         assert original.parent_config is not None
         beside = {**configurable(original.config), "checkpoint_id": "c1"}
-        put(
-            saver,
-            {"configurable": beside},
-            "copy",
-            original.checkpoint["channel_values"],
-            new=[],
-            source="fork",
-        )
+        values = original.checkpoint["channel_values"]
+        put(saver, {"configurable": beside}, "copy", values, new=[], source="fork")
         for reader in (saver, backend.saver()):
             found = load(reader)
             assert found.checkpoint["id"] == "copy"

@@ -35,13 +35,8 @@ class Queues:
         )
         rows.store_ops(driver, rows.lane("inbox", None), at=Partition("acme", "idle"))
         assert list_due(driver, T - 3) == []
-        assert list_due(driver, T + 4) == [
-            ("t-2", "inbox"),
-            ("t1", "inbox"),
-            ("b", "outbox"),
-            ("t3", "inbox"),
-            ("b", "inbox"),
-        ]
+        expected = [("t-2", "inbox"), ("t1", "inbox"), ("b", "outbox"), ("t3", "inbox"), ("b", "inbox")]
+        assert list_due(driver, T + 4) == expected
         assert list_due(driver, T + 100, "acme") == [(f"t{n}", "inbox") for n in (-2, 1, 3, 5, 7, 9)]
         assert list_due(driver, T + 100, "bull") == [("b", "outbox"), ("b", "inbox")]
         assert list_due(driver, T + 100, "none") == []
@@ -92,11 +87,8 @@ class Queues:
         assert [k[0] for k in rows.keys(driver, Range(INBOX))] == [1, 2, 10, 11, 300]
         assert [k[0] for k in rows.keys(driver, Range(INBOX, after=(2,), limit=2))] == [10, 11]
         assert [k[0] for k in rows.keys(driver, Range(OUTBOX, reverse=True, limit=2))] == [300, 11]
-        assert [k[0] for k in rows.keys(driver, Range(RUN, by="first", reverse=True, after=11))] == [
-            "run 10",
-            "run 2",
-            "run 1",
-        ]
+        earlier = rows.keys(driver, Range(RUN, by="first", reverse=True, after=11))
+        assert [k[0] for k in earlier] == ["run 10", "run 2", "run 1"]
         assert [k[2] for k in rows.keys(driver, Range(EFFECT, ("run", "task")))] == [1, 2, 10, 11, 300]
         record = rows.read(driver, DEDUPE, b"11")
         assert record.fields["seq"] == 11

@@ -36,32 +36,9 @@ from perdure.storage.port import Driver
 HERE = Partition("acme", "thread")
 
 NAMES = (
-    "",
-    "\0",
-    " ",
-    "0",
-    "A",
-    "Z",
-    "a",
-    "a\0",
-    "a\0b",
-    "a\0c",
-    "a\x01",
-    "a b",
-    "a%",
-    "a_b",
-    "aa",
-    "b",
-    "z",
-    "~",
-    "É",
-    "é",
-    "ß",
-    "中文",
-    "\ufffd",
-    "\U0001f600",
-    "\U0010ffff",
-)
+    "", "\0", " ", "0", "A", "Z", "a", "a\0", "a\0b", "a\0c", "a\x01", "a b", "a%", "a_b", "aa", "b", "z",
+    "~", "É", "é", "ß", "中文", "\ufffd", "\U0001f600", "\U0010ffff",
+)  # fmt: skip
 """Text in every shape that a name may take. Surrogates are not text and are not among them."""
 
 

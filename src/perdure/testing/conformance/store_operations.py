@@ -23,22 +23,16 @@ from perdure.model.filters import accepts, parse_filter
 from perdure.model.ops import Commit, Delete, Fetch, Find
 from perdure.model.program import Effect
 from perdure.storage.port import Driver
-from perdure.testing.conformance.backend import Backend, at
+from perdure.testing.conformance.backend import Backend, at, expect_refusal
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.faults import FaultyDriver
 
 HOME = ("users", "ada")
 
 FAMILY = (
-    ("a", "b", "c"),
-    ("a", "b", "d", "e"),
-    ("a", "b", "d", "i"),
-    ("a", "b", "f"),
-    ("a", "c", "f"),
-    ("b", "a", "f"),
-    ("users", "123"),
-    ("users", "456", "settings"),
-)
+    ("a", "b", "c"), ("a", "b", "d", "e"), ("a", "b", "d", "i"), ("a", "b", "f"), ("a", "c", "f"),
+    ("b", "a", "f"), ("users", "123"), ("users", "456", "settings"),
+)  # fmt: skip
 
 
 def keys(found: list[SearchItem]) -> list[str]:
@@ -49,14 +43,6 @@ def there(item: Item | None) -> Item:
     """Return an item; fail if it is absent."""
     assert item is not None, "a stored item was not found"
     return item
-
-
-def expect_refusal(error: type[Exception], call: Any) -> str:
-    try:
-        call()
-    except error as raised:
-        return str(raised)
-    raise AssertionError(f"the call went through; it must raise {error.__name__}")
 
 
 class Operations:
@@ -104,39 +90,15 @@ class Operations:
         assert keys(store.search(HOME)) == ["other"]
 
     def test_odd_keys_are_keys_of_their_own(self, backend: Backend) -> None:
-        odd = [
-            "",
-            "a",
-            "A",
-            "a\0",
-            "a\0b",
-            "a/b",
-            "a.b",
-            "\x01",
-            "\x02",
-            " ",
-            "é",
-            "\U0010ffff",
-            "%",
-            "_",
-            "*",
-        ]
+        odd = ["", "a", "A", "a\0", "a\0b", "a/b", "a.b", "\x01", "\x02", " ", "é", "\U0010ffff", *"%_*"]
         store = backend.store()
         store.batch([PutOp(HOME, key, {"n": n}) for n, key in enumerate(odd)])
         assert [there(store.get(HOME, key)).value["n"] for key in odd] == list(range(len(odd)))
         assert keys(store.search(HOME, limit=99)) == odd[::-1]
 
     def test_odd_labels_make_namespaces_of_their_own(self, backend: Backend) -> None:
-        odd = [
-            ("a",),
-            ("a", "b"),
-            ("a", "b/"),
-            ("a/", "b"),
-            ("a/b",),
-            ("a\x01", "b"),
-            ("a\x02b",),
-            ("é", "%"),
-        ]
+        odd = [("a",), ("a", "b"), ("a", "b/"), ("a/", "b"), ("a/b",)]
+        odd += [("a\x01", "b"), ("a\x02b",), ("é", "%")]
         store = backend.store()
         store.batch([PutOp(namespace, "k", {"n": n}) for n, namespace in enumerate(odd)])
         assert [there(store.get(namespace, "k")).value["n"] for namespace in odd] == list(range(len(odd)))
@@ -163,7 +125,7 @@ class Operations:
     def test_a_value_that_would_not_come_back_stops_its_whole_batch(self, backend: Backend) -> None:
         store = backend.store()
         ops = [PutOp(HOME, "fine", {}), PutOp(HOME, "k", {"at": object()})]
-        message = expect_refusal(Unserialisable, lambda: store.batch(ops))
+        message = str(expect_refusal(Unserialisable, lambda: store.batch(ops)))
         assert "['at'] is an object" in message
         assert "'k'" in message
         expect_refusal(Unserialisable, lambda: store.put(HOME, "\ud800", {}))
@@ -420,13 +382,8 @@ class Operations:
         values += [-(10**100), 9.99, "1", "1e3", "", "a", "a\0b", "a\0", "é", "\uffff", "\U0001f600", 'q"\\']
         values += ["\x1f", "2026-01-31T10:00:00Z", "nan", [1], ["a"], {"x": 1}]
         store.batch([PutOp(HOME, f"k{n}", {"x": value, "y": "x"}) for n, value in enumerate(values)])
-        operands: list[Any] = [
-            *(v for v in values if isinstance(v, int | float | str)),
-            1e-300,
-            10**400,
-            "2026",
-            "z",
-        ]
+        operands: list[Any] = [v for v in values if isinstance(v, int | float | str)]
+        operands += [1e-300, 10**400, "2026", "z"]
         for sign in ("$eq", "$gt", "$gte", "$lt", "$lte"):
             for operand in operands:
                 wanted = parse_filter({"x": {sign: operand}})

@@ -41,7 +41,6 @@ class FindsReplies(Protocol):
 
     async def find(self, thread_id: str, reply: Reply) -> str | None:
         """Return the provider's id of a reply, ``None`` if it does not have the reply."""
-        ...
 
 
 class ChatChannel(ABC):
@@ -184,13 +183,11 @@ class ChatChannel(ABC):
         # This is one part, unless the run was executed by a process that does not have this channel.
         parts = self._split(reply.payload)
         for number, part in enumerate(parts, 1):
-            is_last = number == len(parts)
-            # Only the last part has the id of the reply, so that a search takes no other part for the whole
-            # reply.
-            if is_last:
-                run_id = reply.run_id
-            else:
-                run_id = f"{reply.run_id}.{number}"
+            run_id = reply.run_id
+            if number < len(parts):
+                # Only the last part has the id of the reply, so that a search takes no other part for the
+                # whole reply.
+                run_id = f"{run_id}.{number}"
             try:
                 self.backoff.check(address.chat)
                 sent = await self.deliver(
@@ -227,19 +224,16 @@ class ChatChannel(ABC):
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
 
     def _split_to_length(self, text: str, payload: Any) -> list[str]:
+        most = self.length
         if questions.list_buttons(payload):
             most = self.question_length
-        else:
-            most = self.length
         return split_text(text, most, self.measure)
 
 
 def text_of(payload: Any) -> str | None:
     """Return the text of a reply, ``None`` if it has none."""
     if isinstance(payload, Mapping):
-        content = payload.get("content")
-    else:
-        content = payload
-    if isinstance(content, str) and content.strip():
-        return content
+        payload = payload.get("content")
+    if isinstance(payload, str) and payload.strip():
+        return payload
     return None

@@ -144,13 +144,15 @@ class SlackApp(ChatChannel):
             event = json_of(body)
             if event["type"] == "url_verification":
                 return _Read(challenge=str(event["challenge"]))
-            is_event = event["type"] == "event_callback"
-            return _Read(message=message_of(event, self.options.groups) if is_event else None)
+            if event["type"] != "event_callback":
+                return _Read()
+            return _Read(message=message_of(event, self.options.groups))
         form = dict(parse_qsl(body.decode()))
         if "payload" in form:
             payload = json_of(form["payload"])
-            press = press_of(payload)
-            return _Read(press=press, text="" if press is None else str(payload["message"].get("text") or ""))
+            if (press := press_of(payload)) is None:
+                return _Read()
+            return _Read(press=press, text=str(payload["message"].get("text") or ""))
         return _Read(command=command_of(form, request.headers["x-slack-request-timestamp"]))
 
     async def _answer_command(self, command: ChatMessage, receiver: Receiver) -> Response:

@@ -57,8 +57,9 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     until = time.monotonic() + _SECONDS
     since, before = await read_time(access, asked, "since"), await read_time(access, asked, "before")
     query = ThreadQuery(user=name, since=since, before=before)
-    cursor = asked.get("cursor") or ""
-    stored = await _describe_stored(access, walk, name) if not cursor and sees is None else None
+    cursor, stored = asked.get("cursor") or "", None
+    if not cursor and sees is None:
+        stored = await _describe_stored(access, walk, name)
     async with aclosing(search(walk, query, cursor, PAGE)) as steps:
         async for step in steps:
             examined += step.examined
@@ -127,7 +128,9 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
     walk = ThreadWalk(access.handle, access.tenant)
-    memories = [] if access.runtime is None else await _find_memories(access, _open_store(access), name)
+    memories: list[Memory] = []
+    if access.runtime is not None:
+        memories = await _find_memories(access, access.runtime.store(), name)
     data = await user_removal.find_user_data(walk, name, memories)
     await _authorize(access, "delete", data)
     done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None, "is_in_log": False}

@@ -88,8 +88,10 @@ async def translate_errors() -> AsyncIterator[None]:
     except (A2AError, GeneratorExit):
         raise
     except Refusal as refusal:
-        kind = InternalError if refusal.status >= 500 or refusal.status == 429 else InvalidParamsError
-        raise kind(refusal.detail, {"error": "Refused"}) from refusal
+        data = {"error": "Refused"}
+        if refusal.may_be_repeated:
+            raise InternalError(refusal.detail, data) from refusal
+        raise InvalidParamsError(refusal.detail, data) from refusal
     except ValidationError as error:
         raise InvalidParamsError(fault_text(error.errors()[0])) from error
     except PerdureError as error:

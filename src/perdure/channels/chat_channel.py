@@ -17,8 +17,9 @@ from starlette.routing import Route
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
+from perdure.channels.incoming import ButtonPress, ChatMessage
 from perdure.channels.options import ChatOptions
-from perdure.channels.receiving import ChatLocks, Receiver
+from perdure.channels.receiving import ChatLocks, Received, Receiver
 from perdure.channels.retry_after import ChatBackoff
 from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
@@ -164,6 +165,11 @@ class ChatChannel(ABC):
                     await self.deliver(address, part, reply)
         except Exception as error:
             _log.warning("%s: a notice was not sent (%s)", self.name, type(error).__name__)
+
+    async def show_notice(self, event: ChatMessage | ButtonPress, received: Received) -> None:
+        """Show the notice of an acceptance in the chat of the event, if there is one."""
+        if received.notice:
+            await self.notify(ChatAddress(self.name, event.chat, event.topic), received.notice)
 
     async def close(self) -> None:
         """Close the connections to the provider."""

@@ -112,16 +112,11 @@ class SlackApp(ChatChannel):
             return await self._answer_command(read.command, receiver)
         if read.press is not None:
             received = await receiver.accept_press(read.press)
-            if received.notice:
-                await self.notify(ChatAddress(self.name, read.press.chat, read.press.topic), received.notice)
+            await self.show_notice(read.press, received)
             if received.decided:
                 await self._replace_buttons(read.press, read.text, received)
         if read.message is not None:
-            received = await receiver.accept_message(read.message)
-            if received.notice:
-                await self.notify(
-                    ChatAddress(self.name, read.message.chat, read.message.topic), received.notice
-                )
+            await self.show_notice(read.message, await receiver.accept_message(read.message))
         return Response()
 
     def _verify(self, request: Request, body: bytes) -> None:

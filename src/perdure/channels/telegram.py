@@ -280,9 +280,7 @@ class TelegramBot(ChatChannel):
         if message.entities or message.caption_entities:
             username = await self._get_own_name()
         accepted = replace(message_of(message, username, edit), is_addressed=is_addressed)
-        received = await receiver.accept_message(accepted)
-        if received.notice:
-            await self.notify(ChatAddress(self.name, accepted.chat, accepted.topic), received.notice)
+        await self.show_notice(accepted, await receiver.accept_message(accepted))
 
     async def _is_ours(self, message: TelegramMessage) -> bool:
         if self.options.groups == "all":
@@ -329,8 +327,7 @@ class TelegramBot(ChatChannel):
         except (NotSent, Undeliverable, SendUncertain):
             return
         finally:
-            if received.notice:
-                await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
+            await self.show_notice(press, received)
 
     # Outgoing to Telegram
 

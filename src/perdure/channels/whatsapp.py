@@ -116,8 +116,7 @@ class WhatsAppPhone(ChatChannel):
                 received = await receiver.accept_press(event)
             else:
                 received = await receiver.accept_message(event)
-            if received.notice:
-                await self.notify(ChatAddress(self.name, event.chat), received.notice)
+            await self.show_notice(event, received)
         return Response()
 
     # Outgoing to WhatsApp

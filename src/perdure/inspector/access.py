@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from langgraph.pregel import Pregel
-
 from perdure.database.asynchronous import Database
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
+from perdure.langgraph.reading.readable_states import Graph
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
 from perdure.runtime.agents.agent import Agent
@@ -31,6 +30,14 @@ PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "exp
 
 DataRight = Literal["read", "delete"]
 """Actions of a viewer on a user's data other than threads."""
+
+
+class UserDataNames(NamedTuple):
+    """Data of a user other than threads: ids of crons and assistants, and namespaces of the store."""
+
+    crons: Sequence[str]
+    assistants: Sequence[str]
+    namespaces: Sequence[tuple[str, ...]]
 
 
 class InterruptAnswer(NamedTuple):
@@ -94,14 +101,10 @@ class Access(Protocol):
     def who(self) -> str:
         """Name of the viewer in the audit log."""
 
-    def open_graph(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to edit a thread's state; without a name the only graph."""
 
-    def open_to_draw(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_to_draw(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to draw it; without a name the only one. Raise if the viewer may not see it."""
 
     @property
@@ -133,15 +136,8 @@ class Access(Protocol):
     def agents(self) -> Iterable[Agent]:
         """The graphs that run here, whose memories of a user are removed with the user."""
 
-    async def authorize_user_data(
-        self,
-        right: DataRight,
-        cron_ids: Sequence[str],
-        assistant_ids: Sequence[str],
-        namespaces: Sequence[tuple[str, ...]],
-    ) -> None:
-        """Raise unless the viewer may read, or delete, a user's data other than threads: these crons and
-        assistants, and the items in these namespaces of the store."""
+    async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
+        """Raise unless the viewer may read, or delete, a user's data other than threads."""
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
@@ -216,9 +212,7 @@ class LocalAccess:
             prices=self.prices,
         )
 
-    def open_graph(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         if self.runtime is None:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         return self.runtime.open_graph(
@@ -226,9 +220,7 @@ class LocalAccess:
         )
 
     @asynccontextmanager
-    async def open_to_draw(
-        self, name: str | None, thread_id: str
-    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def open_to_draw(self, name: str | None, thread_id: str) -> AsyncIterator[Graph]:
         if self.runtime is not None:
             config = {"configurable": {"thread_id": thread_id}}
             async with self.runtime.open_graph(name, "assistants.read", config=config) as graph:
@@ -299,13 +291,7 @@ class LocalAccess:
             return ()
         return self._all_tenants_runtime.graphs.values()
 
-    async def authorize_user_data(
-        self,
-        right: DataRight,
-        cron_ids: Sequence[str],
-        assistant_ids: Sequence[str],
-        namespaces: Sequence[tuple[str, ...]],
-    ) -> None:
+    async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
         if right == "delete" and "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))
 

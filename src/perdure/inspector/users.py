@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.errors import BadSetting, Contention, Corrupt, NotAllowed, NotFound
 from perdure.inspector import actions, audit_log
-from perdure.inspector.access import Access, DataRight
+from perdure.inspector.access import Access, DataRight, UserDataNames
 from perdure.inspector.listing import PAGE, describe_thread
 from perdure.inspector.requests import read_text, read_time
 from perdure.langgraph.reading.thread_calls import load_all_calls
@@ -89,7 +89,8 @@ async def _authorize(
 ) -> None:
     """Raise unless the viewer has a right to a user's data, and to ``more`` namespaces of the store."""
     namespaces = [*(memory.namespace for memory in data.memories), *more]
-    await access.authorize_user_data(right, [cron.id for cron in data.crons], data.assistants, namespaces)
+    names = UserDataNames([cron.id for cron in data.crons], data.assistants, namespaces)
+    await access.authorize_user_data(right, names)
 
 
 async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure.langgraph.reading.open_interrupts import is_by_name
-from perdure.model.runs.messages import DONE, OPEN, WAITING
+from perdure.model.runs.messages import DONE, OPEN, WAITING, Run
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.waits import BY_WAIT, find_unanswerable, is_unanswerable
 from perdure.runtime import Standing
@@ -287,39 +287,37 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
         "status": status,
         "history": [asked for one in task.standings if (asked := _read_user_message(task, one)) is not None],
     }
-    if state in (COMPLETED, INPUT_REQUIRED) and run is not None:
-        if state == COMPLETED:
-            begun = task.standings[0].run or run
-            result = await result_of(runtime, task.thread_id, begun, run)
-            if (artifact := _make_artifact(task, result)) is not None:
-                shown["artifacts"] = [artifact]
-        else:
-            values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
-            parts = [_make_part(one.get("value")) for one in list_asked(values)]
-            status["message"] = _make_message(
-                task, parts or [{"text": "The agent waits for a message to go on."}]
-            )
-    elif task.is_asleep and run is not None:
-        row = await runtime.threads.get(task.thread_id)
-        waits = [wait for wait in row.waits.values() if wait.kind != "question"]
-        status["message"] = _make_message(task, [{"text": responses.wait_text(wait)} for wait in waits])
-    elif state == FAILED and run is not None:
-        error = responses.run_error(run)
-        status["message"] = _make_message(task, [{"text": f"{error['error']}: {error['message']}"}])
-    elif task.is_superseded:
-        reason = "The context continued with another message instead of an answer to the question."
-        status["message"] = _make_message(task, [{"text": reason}])
+    if state == COMPLETED and run is not None:
+        result = await result_of(runtime, task.thread_id, task.standings[0].run or run, run)
+        if (artifact := _make_artifact(task, result)) is not None:
+            shown["artifacts"] = [artifact]
+    if run is not None and (parts := await _describe_status(runtime, task, run)):
+        status["message"] = {
+            "messageId": f"{task.run_id}:{state}",
+            "role": "ROLE_AGENT",
+            "taskId": task.id,
+            "contextId": task.context_id,
+            "parts": parts,
+        }
     return shown
 
 
-def _make_message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
-    return {
-        "messageId": f"{task.run_id}:{task.state}",
-        "role": "ROLE_AGENT",
-        "taskId": task.id,
-        "contextId": task.context_id,
-        "parts": parts,
-    }
+async def _describe_status(runtime: TenantRuntime, task: DurableTask, run: Run) -> list[JsonObject]:
+    """Return the parts of the message about a task's state: its questions, or why it sleeps or has ended."""
+    if task.state == INPUT_REQUIRED:
+        values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
+        parts = [_make_part(one.get("value")) for one in list_asked(values)]
+        return parts or [{"text": "The agent waits for a message to go on."}]
+    if task.is_asleep:
+        row = await runtime.threads.get(task.thread_id)
+        waits = [wait for wait in row.waits.values() if wait.kind != "question"]
+        return [{"text": responses.wait_text(wait)} for wait in waits]
+    if task.state == FAILED:
+        error = responses.run_error(run)
+        return [{"text": f"{error['error']}: {error['message']}"}]
+    if task.is_superseded:
+        return [{"text": "The context continued with another message instead of an answer to the question."}]
+    return []
 
 
 def _make_part(value: Any) -> JsonObject:

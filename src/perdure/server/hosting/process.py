@@ -12,7 +12,7 @@ from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.worker.node_threads import run_with_node_threads
@@ -58,12 +58,13 @@ def run_server(
 
 def run(serving: Coroutine[None, None, None]) -> None:
     """Run a server to its end, on uvloop where it is installed."""
-    with asyncio.Runner(loop_factory=uvicorn.Config(_nothing).get_loop_factory()) as runner:
+    # The configuration's application is never loaded.
+    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
         runner.run(serving)
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Application that is never called."""
+async def _do_nothing() -> None:
+    """Do nothing at the start or stop."""
 
 
 _ABORTED = "ASGI callable returned without completing response."
@@ -75,8 +76,8 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        ready: Callable[[], Awaitable[None]],
-        stopping: Callable[[], Awaitable[None]],
+        ready: Callable[[], Awaitable[None]] = _do_nothing,
+        stopping: Callable[[], Awaitable[None]] = _do_nothing,
     ) -> None:
         super().__init__(config)
         self._ready = ready

@@ -394,8 +394,5 @@ def _serve_refusals(listener: socket.socket) -> None:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
 
-    async def do_nothing() -> None:
-        """Do nothing at the start and stop."""
-
     settings = make_server_config(guard(refuse, OpenGate(), Cors(), listener), 1)
-    run(Server(settings, do_nothing, do_nothing).serve(sockets=[listener]))
+    run(Server(settings).serve(sockets=[listener]))

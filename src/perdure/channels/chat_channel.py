@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from starlette.requests import Request
@@ -59,10 +58,13 @@ class ChatChannel(ABC):
     def __init__(self, name: str, options: ChatOptions | None, in_doubt: InDoubt) -> None:
         if not name:
             raise ValueError("a channel needs a name")
-        if in_doubt == "reconcile" and not isinstance(self, FindsReplies):
+        policies = ["resend", "hold"]
+        if isinstance(self, FindsReplies):
+            policies.append("reconcile")
+        if in_doubt not in policies:
             raise ValueError(
-                f"in_doubt='reconcile' asks the provider for a reply, which {type(self).__name__} cannot do; "
-                "choose 'resend' or 'hold'"
+                f"in_doubt is {' or '.join(map(repr, policies))} for {type(self).__name__}, not "
+                f"{in_doubt!r}; only some providers can be asked for a reply that they may have"
             )
         self.name = name
         self.options = options or ChatOptions()
@@ -73,12 +75,7 @@ class ChatChannel(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

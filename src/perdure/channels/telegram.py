@@ -138,8 +138,6 @@ class TelegramBot(ChatChannel):
         in_doubt: InDoubt = "resend",
         api_url: str | None = None,
     ) -> None:
-        if in_doubt not in ("resend", "hold"):
-            raise ValueError(f"in_doubt is 'resend' or 'hold' for Telegram, not {in_doubt!r}")
         if not polling and not _SECRET.fullmatch(secret):
             raise ValueError(
                 "the secret of a Telegram webhook has 16 to 256 letters, digits, '_' and '-'; make one with "

@@ -60,6 +60,17 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
 )
 
+_STATUSES: tuple[tuple[int, tuple[type[PerdureError], ...]], ...] = (
+    (404, (NotFound,)),
+    (429, (QueueFull, LimitReached)),
+    (413, (TooLarge,)),
+    (422, (Unreadable, Unserialisable)),
+    (403, (NotAllowed,)),
+    (409, (Conflict,)),
+    (503, (Unavailable, EmbeddingFailed)),
+)
+"""Statuses of errors. An error of several kinds has the first of their statuses."""
+
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
 """Errors that describe what is wrong with a request, or why it cannot be carried out now."""
 
@@ -103,23 +114,7 @@ def make_error_response(status: int, detail: str, headers: dict[str, str] | None
 
 def status_of(error: PerdureError) -> int:
     """Return the HTTP status of an error."""
-    match error:
-        case NotFound():
-            return 404
-        case QueueFull() | LimitReached():
-            return 429
-        case TooLarge():
-            return 413
-        case Unreadable() | Unserialisable():
-            return 422
-        case NotAllowed():
-            return 403
-        case Conflict():
-            return 409
-        case Unavailable() | EmbeddingFailed():
-            return 503
-        case _:
-            return 500
+    return next((status for status, kinds in _STATUSES if isinstance(error, kinds)), 500)
 
 
 def make_public_message(error: PerdureError) -> str:

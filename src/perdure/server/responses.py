@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
@@ -104,18 +105,8 @@ def format_optional_time(microseconds: int | None) -> str | None:
 
 
 def assistant(found: Assistant) -> dict[str, Any]:
-    return {
-        "assistant_id": found.assistant_id,
-        "graph_id": found.graph_id,
-        "name": found.name,
-        "description": found.description,
-        "config": dict(found.config),
-        "context": dict(found.context),
-        "metadata": dict(found.metadata),
-        "version": found.version,
-        "created_at": format_time(found.created_at),
-        "updated_at": format_time(found.updated_at),
-    }
+    times = {"created_at": format_time(found.created_at), "updated_at": format_time(found.updated_at)}
+    return {**asdict(found), **times}
 
 
 def show_assistant_version(found: Assistant) -> dict[str, Any]:

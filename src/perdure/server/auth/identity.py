@@ -89,7 +89,7 @@ class User(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not found otherwise; during a copy the slots are not set yet.
-        if name.startswith("__") or name in User.__slots__ or name not in self.fields:
+        if name.startswith("__") or name in User.__dataclass_fields__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
         return wrap_dotted(self.fields[name])
 

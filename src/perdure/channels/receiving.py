@@ -398,8 +398,11 @@ class Receiver:
         is_edit = sessions.editing == asked.interrupt_id
         if replaced is not None:
             is_edit = replaced.is_edit
-        # The changed arguments are awaited again if those that were sent before are withdrawn.
-        decision, editing = ("edit", asked.interrupt_id) if is_edit else (None, "")
+        decision: questions.Decision | None = None
+        editing = ""
+        if is_edit:
+            # The changed arguments are awaited again if those that were sent before are withdrawn.
+            decision, editing = "edit", asked.interrupt_id
         try:
             value = questions.resume_value(asked.value, decision, message.content())
         except questions.UnusableAnswer as error:

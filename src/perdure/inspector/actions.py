@@ -81,7 +81,7 @@ async def _edit(request: ActionRequest) -> dict[str, Any]:
         except Exception as error:
             raise BadSetting(f"the values do not fit the graph: {describe_unfitness(error)}") from error
         latest = await aread_state(graph, {"configurable": {"thread_id": request.thread_id}})
-    run_id = request.row.run and request.row.run.id
+    run_id = None if request.row.run is None else request.row.run.id
     await request.runtime.threads.note_edit(request.thread_id, run_id, goes_on=bool(latest.next))
     return {"checkpoint_id": edited.get("configurable", {}).get("checkpoint_id")}
 

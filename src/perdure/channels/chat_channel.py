@@ -58,13 +58,10 @@ class ChatChannel(ABC):
     def __init__(self, name: str, options: ChatOptions | None, in_doubt: InDoubt) -> None:
         if not name:
             raise ValueError("a channel needs a name")
-        policies = ["resend", "hold"]
-        if isinstance(self, FindsReplies):
-            policies.append("reconcile")
-        if in_doubt not in policies:
+        if in_doubt not in ("resend", "hold") and not isinstance(self, FindsReplies):
             raise ValueError(
-                f"in_doubt is {' or '.join(map(repr, policies))} for {type(self).__name__}, not "
-                f"{in_doubt!r}; only some providers can be asked for a reply that they may have"
+                f"in_doubt={in_doubt!r} asks the provider for a reply, which {type(self).__name__} cannot do; "
+                "choose 'resend' or 'hold'"
             )
         self.name = name
         self.options = options or ChatOptions()

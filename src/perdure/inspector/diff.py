@@ -135,13 +135,9 @@ def _make_keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
 def message_id(item: Any) -> str | None:
     """Return the id of a message in plain data, ``None`` for anything else."""
     if isinstance(item, dict) and isinstance(item.get("value"), dict):
-        inner = item.get("value")
-    else:
-        inner = item
-    if not isinstance(inner, dict) or "type" not in inner or "content" not in inner:
-        return None
-    name = inner.get("id")
-    if isinstance(name, str):
+        item = item["value"]
+    is_message = isinstance(item, dict) and "type" in item and "content" in item
+    if is_message and isinstance(name := item.get("id"), str):
         return name
     return None
 

@@ -107,9 +107,10 @@ def list_messages(values: Any) -> list[Any]:
 
 def list_asked(values: Any) -> Sequence[Any]:
     """Return the interrupts among the values that a run left, as JSON data; none if it asks nothing."""
+    asked: Sequence[Any] = ()
     if isinstance(values, Mapping):
-        return values.get(INTERRUPT, ())
-    return ()
+        asked = values.get(INTERRUPT, ())
+    return asked
 
 
 def is_of_thread(error: Exception) -> bool:

@@ -139,10 +139,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._start_request_timer()  # the connection is no longer closed for being idle
         self._arrived += len(data)
         super().data_received(data)
+        self._unfinished += len(data)
         if self._has_advanced:
             self._unfinished = 0
-        else:
-            self._unfinished = self._unfinished + len(data)
         if self._unfinished <= HEAD_MAX or self.transport.is_closing():
             return
         if self._under_way is None:

@@ -20,7 +20,7 @@ from mcp_types import (
 from perdure.server.state_snapshots import list_messages
 
 _FILES = frozenset({"image", "audio", "video", "file", "text-plain"})
-_CONTENT = {"image": ImageContent, "audio": AudioContent}
+_CONTENT: Mapping[str, type[ImageContent | AudioContent]] = {"image": ImageContent, "audio": AudioContent}
 
 
 def reply_of(values: Any) -> list[ContentBlock]:

@@ -60,8 +60,8 @@ class ChatChannel(ABC):
             raise ValueError("a channel needs a name")
         if in_doubt not in ("resend", "hold") and not isinstance(self, FindsReplies):
             raise ValueError(
-                f"in_doubt={in_doubt!r} asks the provider for a reply, which {type(self).__name__} cannot do; "
-                "choose 'resend' or 'hold'"
+                f"in_doubt={in_doubt!r} asks the provider for a reply, which {type(self).__name__} cannot do"
+                "; choose 'resend' or 'hold'"
             )
         self.name = name
         self.options = options or ChatOptions()

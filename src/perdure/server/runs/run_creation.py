@@ -185,16 +185,17 @@ async def check(
         await require_start(caller, thread_id, start, terms.key)
     metadata: Mapping[str, Any] = value["metadata"]
     readable = caller.host.headers.of(headers)
-    options = _make_options(caller.user, new, assistant, thread_id, metadata, readable)
+    arguments = _make_arguments(caller.user, new, assistant, thread_id, metadata, readable)
     if start is not None:
-        options["checkpoint_id"] = start.checkpoint_id
+        arguments["checkpoint_id"] = start.checkpoint_id
     if modes:
         subgraphs, by = bool(new.stream_subgraphs), caller.host.runtime.name
-        options["stream"] = StreamOptions(modes=modes, subgraphs=subgraphs, kept=is_kept, by=by)
+        arguments["stream"] = StreamOptions(modes=modes, subgraphs=subgraphs, kept=is_kept, by=by)
     if protocol is not None:
-        options["about"]["protocol"] = dict(protocol)
+        arguments["about"]["protocol"] = dict(protocol)
         if caller.host.webhooks is not None:
-            options |= {"webhook": TASK, "notice_if_closed": True}
+            arguments |= {"webhook": TASK, "notice_if_closed": True}
+    options = Options(**arguments)
     draft = None
     if row is None:
         draft = await _make_draft(caller, new, assistant, thread_id, metadata)
@@ -202,7 +203,7 @@ async def check(
         thread_id=thread_id,
         new=new,
         assistant=assistant,
-        options=Options(**options),
+        options=options,
         terms=terms,
         row=row,
         draft=draft,
@@ -339,7 +340,7 @@ def _make_stamp(assistant: Assistant) -> dict[str, str]:
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
 
 
-def _make_options(
+def _make_arguments(
     user: User,
     new: NewRun,
     assistant: Assistant,

@@ -188,7 +188,7 @@ async def _submit_run(caller: Caller, headers: Headers, thread_id: str, params: 
     new = NewRun.model_validate(
         {
             **fields,
-            "config": _remove_langgraph_values(params.get("config") or {}),
+            "config": _remove_langgraph_values(dict(params.get("config") or {})),
             "checkpoint_id": _find_start(params),
             "if_not_exists": "create",
             "stream_resumable": True,

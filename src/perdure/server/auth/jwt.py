@@ -113,7 +113,8 @@ class JwtSettings:
             self._check_secret(self.secret)
 
     def _check_algorithms(self) -> None:
-        kind, known = "public key", _SIGNED
+        kind = "public key"
+        known: Sequence[str] = _SIGNED
         if self.secret is not None:
             kind, known = "secret", tuple(_SECRET_BYTES)
         if isinstance(self.algorithms, str) or not self.algorithms:

@@ -27,6 +27,7 @@ from perdure.inspector.access import LocalAccess
 from perdure.inspector.web import create_app
 from perdure.model.program import Program
 from tests.inspector import staging
+from tests.inspector.applying import apply
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 
 BASE = "http://127.0.0.1:8770"
@@ -201,7 +202,7 @@ def test_each_difference_applied_to_the_parent_gives_the_child(site: Site) -> No
         found = site.get("diff", id="plain", after=each["checkpoint_id"])
         assert found["before"] == each["parent_id"]
         after = state(each["checkpoint_id"])
-        assert diff.changes(diff.apply(state(each["parent_id"]), found["channels"]), after) == {}
+        assert diff.changes(apply(state(each["parent_id"]), found["channels"]), after) == {}
         compared += 1
     assert compared > 10
     by_tag = site.get("diff", id="plain", before="approved")

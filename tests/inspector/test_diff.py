@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.inspector import diff
-from perdure.inspector.diff import apply, changes
+from perdure.inspector.diff import changes
+from tests.inspector.applying import apply
 
 
 def message(name: str | None, text: str) -> dict[str, Any]:

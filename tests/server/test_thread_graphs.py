@@ -30,12 +30,12 @@ async def test_of_two_graphs_at_once_one_owns_the_thread(monkeypatch: pytest.Mon
     both, done = asyncio.Barrier(2), asyncio.Event()
     submitted_next = run_creation._submit_next
 
-    async def late(caller: Any, invocation: Any, *rest: Any) -> Any:
+    async def late(caller: Any, checked: Any, row: Any) -> Any:
         await both.wait()
-        if invocation.assistant.graph_id == "second":
+        if checked.assistant.graph_id == "second":
             await done.wait()
         try:
-            return await submitted_next(caller, invocation, *rest)
+            return await submitted_next(caller, checked, row)
         finally:
             done.set()
 

@@ -29,7 +29,7 @@ class ChatAddress(NamedTuple):
     @property
     def thread_id(self) -> str:
         """The id of the thread."""
-        return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in self)
+        return _join(*self)
 
     @classmethod
     def of(cls, thread_id: str) -> ChatAddress:
@@ -50,7 +50,11 @@ def user_of(channel: str, chat: str, sender: str) -> str:
     A person is one user in private chats (of these the chat's id is the sender's, at most providers) and
     another user in each group, so that no group recalls a private chat. Two users never have the same id.
     """
-    parts = (channel, sender) if chat == sender else (channel, chat, sender)
-    if sender:
-        return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts)
-    return ""
+    if not sender:
+        return ""
+    # In a private chat both are the same.
+    return _join(channel, *dict.fromkeys((chat, sender)))
+
+
+def _join(*parts: str) -> str:
+    return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts)

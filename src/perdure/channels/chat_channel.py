@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from starlette.requests import Request
@@ -17,8 +16,9 @@ from starlette.routing import Route
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
+from perdure.channels.incoming import ButtonPress, ChatMessage
 from perdure.channels.options import ChatOptions
-from perdure.channels.receiving import ChatLocks, Receiver
+from perdure.channels.receiving import ChatLocks, Received, Receiver
 from perdure.channels.retry_after import ChatBackoff
 from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
@@ -41,7 +41,6 @@ class FindsReplies(Protocol):
 
     async def find(self, thread_id: str, reply: Reply) -> str | None:
         """Return the provider's id of a reply, ``None`` if it does not have the reply."""
-        ...
 
 
 class ChatChannel(ABC):
@@ -59,10 +58,10 @@ class ChatChannel(ABC):
     def __init__(self, name: str, options: ChatOptions | None, in_doubt: InDoubt) -> None:
         if not name:
             raise ValueError("a channel needs a name")
-        if in_doubt == "reconcile" and not isinstance(self, FindsReplies):
+        if in_doubt not in ("resend", "hold") and not isinstance(self, FindsReplies):
             raise ValueError(
-                f"in_doubt='reconcile' asks the provider for a reply, which {type(self).__name__} cannot do; "
-                "choose 'resend' or 'hold'"
+                f"in_doubt={in_doubt!r} asks the provider for a reply, which {type(self).__name__} cannot do"
+                "; choose 'resend' or 'hold'"
             )
         self.name = name
         self.options = options or ChatOptions()
@@ -73,12 +72,7 @@ class ChatChannel(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -166,6 +160,11 @@ class ChatChannel(ABC):
         except Exception as error:
             _log.warning("%s: a notice was not sent (%s)", self.name, type(error).__name__)
 
+    async def show_notice(self, event: ChatMessage | ButtonPress, received: Received) -> None:
+        """Show the notice of an acceptance in the chat of the event, if there is one."""
+        if received.notice:
+            await self.notify(ChatAddress(self.name, event.chat, event.topic), received.notice)
+
     async def close(self) -> None:
         """Close the connections to the provider."""
         return
@@ -184,13 +183,11 @@ class ChatChannel(ABC):
         # This is one part, unless the run was executed by a process that does not have this channel.
         parts = self._split(reply.payload)
         for number, part in enumerate(parts, 1):
-            is_last = number == len(parts)
-            # Only the last part has the id of the reply, so that a search takes no other part for the whole
-            # reply.
-            if is_last:
-                run_id = reply.run_id
-            else:
-                run_id = f"{reply.run_id}.{number}"
+            run_id = reply.run_id
+            if number < len(parts):
+                # Only the last part has the id of the reply, so that a search takes no other part for the
+                # whole reply.
+                run_id = f"{run_id}.{number}"
             try:
                 self.backoff.check(address.chat)
                 sent = await self.deliver(
@@ -227,19 +224,16 @@ class ChatChannel(ABC):
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
 
     def _split_to_length(self, text: str, payload: Any) -> list[str]:
+        most = self.length
         if questions.list_buttons(payload):
             most = self.question_length
-        else:
-            most = self.length
         return split_text(text, most, self.measure)
 
 
 def text_of(payload: Any) -> str | None:
     """Return the text of a reply, ``None`` if it has none."""
     if isinstance(payload, Mapping):
-        content = payload.get("content")
-    else:
-        content = payload
-    if isinstance(content, str) and content.strip():
-        return content
+        payload = payload.get("content")
+    if isinstance(payload, str) and payload.strip():
+        return payload
     return None

@@ -32,8 +32,10 @@ class Attachment:
 
     def line(self) -> str:
         """Return a line of text for the model about the attachment."""
-        known = (self.kind, self.name, self.mime_type, None if self.size is None else f"{self.size} bytes")
-        return f"[attached: {', '.join(each for each in known if each)}]"
+        known = [self.kind, self.name, self.mime_type]
+        if self.size is not None:
+            known.append(f"{self.size} bytes")
+        return f"[attached: {', '.join(filter(None, known))}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,9 @@ class ChatMessage:
     @property
     def delivery_key(self) -> str:
         """The key of this delivery: that of the message, or that of the change."""
-        return f"edit {self.edit}" if self.edit else self.dedupe_key
+        if self.edit:
+            return f"edit {self.edit}"
+        return self.dedupe_key
 
     @property
     def command(self) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from perdure.runtime import Runtime
 
 Groups = Literal["mention", "all", "none"]
 """Messages of group chats that are accepted: those that mention the bot or reply to it, all, or none."""
@@ -60,6 +63,12 @@ class ChatOptions:
             raise ValueError(f"allowed is a list of ids, not {self.allowed!r}; write [{self.allowed!r}]")
         if self.body_bytes < 1:
             raise ValueError(f"body_bytes is {self.body_bytes}; it has to be at least 1")
+
+    def choose_tenant(self, runtime: Runtime) -> str:
+        """Return the tenant of the threads in a runtime."""
+        if self.tenant is None:
+            return runtime.tenant
+        return self.tenant
 
     def serves(self, chat: str, sender: str) -> bool:
         """Return True if messages of this chat or sender are accepted."""

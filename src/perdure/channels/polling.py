@@ -130,11 +130,13 @@ class Polling:
         now = time.monotonic()
         if now < self._held_until:
             return True
-        is_held = await self._lease.hold()
+        if not await self._lease.hold():
+            self._held_until = 0.0
+            return False
         # Renewed after a third of the lease: a request for updates that begins just before may take as long
         # again.
-        self._held_until = now + LEASE_S / 3 if is_held else 0.0
-        return is_held
+        self._held_until = now + LEASE_S / 3
+        return True
 
     def _find_first_open(self) -> int | None:
         """Return the number before which all updates may be confirmed, ``None`` if there are none to confirm.

@@ -43,9 +43,8 @@ class PollingLease:
 
         def take(before: Document | None) -> Mapping[str, Any] | None:
             nonlocal is_held
-            if before is None:
-                body: Mapping[str, Any] = {}
-            else:
+            body: Mapping[str, Any] = {}
+            if before is not None:
                 body = before.body
             is_held = body.get("owner") in (None, self._owner) or int(body.get("until", 0)) <= now
             if is_held:
@@ -59,8 +58,7 @@ class PollingLease:
         """Give the lease up, if this process holds it."""
 
         def give_up(before: Document | None) -> Mapping[str, Any] | None:
-            is_held = before is not None and before.body.get("owner") == self._owner
-            if is_held:
+            if before is not None and before.body.get("owner") == self._owner:
                 return {"owner": None, "until": 0}
             return None
 

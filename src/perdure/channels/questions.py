@@ -26,6 +26,11 @@ DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reje
 
 _PREFIX = "perdure"
 _LETTERS: Mapping[str, Decision] = {"a": "approve", "e": "edit", "r": "reject"}
+_HUMAN_OPTIONS: Mapping[Decision, str] = {
+    "approve": "allow_accept",
+    "edit": "allow_edit",
+    "reject": "allow_ignore",
+}
 _SHOWN_MAX = 20_000
 """Maximum length of a question. A longer one is cut, with the number of further characters, and cannot be
 approved in the chat."""
@@ -54,21 +59,21 @@ def make_question_reply(interrupt_id: str, value: Any) -> dict[str, Any]:
 
 def list_buttons(reply: Any) -> list[Button]:
     """Return the buttons of a reply, none unless it is a question with decisions."""
-    asked = None
-    if isinstance(reply, Mapping):
-        asked = reply.get("question")
-    if not isinstance(asked, Mapping):
+    if (asked := _question_of(reply)) is None:
         return []
     return [Button(DECISIONS[each], f"{_PREFIX}:{each[0]}:{asked['id']}") for each in asked["decisions"]]
 
 
 def interrupt_of(reply: Any) -> str | None:
     """Return the interrupt for which a reply asks, ``None`` if it is not a question."""
-    asked = None
-    if isinstance(reply, Mapping):
-        asked = reply.get("question")
-    if isinstance(asked, Mapping):
-        return str(asked["id"])
+    if (asked := _question_of(reply)) is None:
+        return None
+    return str(asked["id"])
+
+
+def _question_of(reply: Any) -> Mapping[str, Any] | None:
+    if isinstance(reply, Mapping) and isinstance(asked := reply.get("question"), Mapping):
+        return asked
     return None
 
 
@@ -100,12 +105,7 @@ def _list_decisions(value: Any) -> list[Decision]:
         return allowed_here
     if (human := find_human_interrupt(value)) is not None:
         config = config_of(human)
-        options: dict[Decision, str] = {
-            "approve": "allow_accept",
-            "edit": "allow_edit",
-            "reject": "allow_ignore",
-        }
-        return [each for each, name in options.items() if config.get(name)]
+        return [each for each, name in _HUMAN_OPTIONS.items() if config.get(name)]
     return []
 
 
@@ -132,8 +132,8 @@ def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
 def edit_prompt(value: Any) -> str:
     """Return the text that asks for the changed arguments of an action."""
     arguments = find_arguments(value)
-    if len(_find_only_text(arguments)) == 1:
-        return f"Send the new text for {_find_only_text(arguments)[0]!r}."
+    if (name := _find_only_text(arguments)) is not None:
+        return f"Send the new text for {name!r}."
     return "Send the changed arguments as JSON, for example:\n" + to_readable_json(arguments)
 
 
@@ -145,8 +145,10 @@ def _make_decision(
     if decision == "edit":
         changed = _change_arguments(dict(request.get("args") or {}), text)
         return {"type": "edit", "edited_action": {"name": request.get("name"), "args": changed}}
+    if decision == "reject" and not text:
+        return {"type": "reject"}
     if decision == "reject":
-        return {"type": "reject", **({"message": text} if text else {})}
+        return {"type": "reject", "message": text}
     # A text without a decision replaces the tool's result, or says what the person wants instead.
     kind = next(
         (each for each in ("respond", "reject") if each in read_allowed_decisions(value, request)), None
@@ -173,8 +175,8 @@ def _answer_human(human: Mapping[str, Any], decision: Decision | None, text: str
 def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the changed arguments: if there is one argument and it is text, the text is its new value;
     otherwise the text is JSON with all arguments."""
-    if len(names := _find_only_text(arguments)) == 1:
-        return {**arguments, names[0]: text}
+    if (name := _find_only_text(arguments)) is not None:
+        return {**arguments, name: text}
     try:
         changed = json.loads(text)
     except ValueError:
@@ -184,10 +186,12 @@ def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     return changed
 
 
-def _find_only_text(arguments: Mapping[str, Any]) -> list[str]:
-    if len(arguments) == 1:
-        return [name for name, value in arguments.items() if isinstance(value, str)]
-    return []
+def _find_only_text(arguments: Mapping[str, Any]) -> str | None:
+    """Return the name of the only argument if it is text."""
+    for name, value in arguments.items():
+        if len(arguments) == 1 and isinstance(value, str):
+            return name
+    return None
 
 
 def _format_text(value: Any) -> str:

@@ -79,7 +79,7 @@ class Receiver:
         channel: The name of the channel, which is also that of the runtime's ``Channel`` for replies.
         options: The options of the channel.
         position: Returns the place of a reply in its chat from the provider's id, if it has one.
-        locks: The locks of the chats, by default its own.
+        locks: The locks of the chats.
     """
 
     def __init__(
@@ -88,18 +88,15 @@ class Receiver:
         channel: str,
         options: ChatOptions,
         position: Callable[[str], int | None],
-        locks: ChatLocks | None = None,
+        locks: ChatLocks,
     ) -> None:
-        if options.tenant is None:
-            tenant = runtime.tenant
-        else:
-            tenant = options.tenant
+        tenant = options.choose_tenant(runtime)
         self._runtime = runtime.for_tenant(tenant)
         self._channel = channel
         self._options = options
         self._position = position
         self._sessions = Sessions(runtime, tenant, channel)
-        self._locks = ChatLocks() if locks is None else locks
+        self._locks = locks
 
     async def accept_message(self, message: ChatMessage) -> Received:
         """Accept a message.
@@ -133,10 +130,9 @@ class Receiver:
             return Received()
         interrupt_id, decision = button
         key, edit_key, notice = f"press {press.key}", f"edit {press.key}", _NOT_OPEN
+        choice = key
         if press.question:
             choice = f"press {press.question} {decision}"
-        else:
-            choice = key
         async with self._lock_chat(press.chat, press.topic):
             sessions = await self._sessions.load(press.chat, press.topic)
             thread_id = self._find_thread_id(press, sessions)
@@ -146,7 +142,7 @@ class Receiver:
             if question is not None:
                 try:
                     if decision == "edit" and "edit" in questions.decisions(question.value):
-                        is_new = await self._note_notice(press, edit_key, editing=interrupt_id)
+                        is_new = await self._note_notice(press, edit_key, interrupt_id)
                         return Received(questions.edit_prompt(question.value), is_duplicate=not is_new)
                     value = questions.resume_value(question.value, decision)
                     is_duplicate = await self._answer(press, question, value, choice)
@@ -299,12 +295,13 @@ class Receiver:
             replaced: The answer that was withdrawn for this change of it, if any.
         """
         if replaced is None:
+            key = message.dedupe_key
             question = await self._find_answered_question(message, thread_id, sessions)
         else:
+            key = message.delivery_key
             question = await self._find_question(thread_id, sessions, replaced.interrupt_id)
             if question is not None and not await self._was_shown(question, message.position):
                 question = None
-        key = message.dedupe_key if replaced is None else message.delivery_key
         if question is not None and not await self._runtime.threads.was_accepted(thread_id, key):
             try:
                 return await self._answer_question(message, question, sessions, key, replaced)
@@ -398,16 +395,18 @@ class Receiver:
         replaced: ChatAnswer | None,
     ) -> Received:
         """Accept a text as the answer to a question, under a key, or refuse it."""
-        if replaced is None:
-            is_edit = sessions.editing == asked.interrupt_id
-        else:
+        is_edit = sessions.editing == asked.interrupt_id
+        if replaced is not None:
             is_edit = replaced.is_edit
-        try:
-            value = questions.resume_value(asked.value, "edit" if is_edit else None, message.content())
-        except questions.UnusableAnswer as error:
+        decision: questions.Decision | None = None
+        editing = ""
+        if is_edit:
             # The changed arguments are awaited again if those that were sent before are withdrawn.
-            editing = asked.interrupt_id if is_edit else None
-            is_new = await self._note_notice(message, message.delivery_key, editing=editing)
+            decision, editing = "edit", asked.interrupt_id
+        try:
+            value = questions.resume_value(asked.value, decision, message.content())
+        except questions.UnusableAnswer as error:
+            is_new = await self._note_notice(message, message.delivery_key, editing)
             return Received(str(error), is_duplicate=not is_new)
         if message.delivery_key in sessions.noticed:
             return Received(is_duplicate=True)
@@ -442,9 +441,7 @@ class Receiver:
             await self._sessions.end_editing(event.chat, event.topic, asked.interrupt_id)
         return ticket.is_duplicate
 
-    async def _note_notice(
-        self, event: ChatMessage | ButtonPress, key: str, *, editing: str | None = None
-    ) -> bool:
+    async def _note_notice(self, event: ChatMessage | ButtonPress, key: str, editing: str = "") -> bool:
         """Note that a delivery is answered by a notice alone; return False if that was noted before."""
         return await self._sessions.note_notice(event.chat, event.topic, key, editing)
 
@@ -452,20 +449,18 @@ class Receiver:
 
     async def _handle_command(self, message: ChatMessage, sessions: SessionList) -> Received:
         session_names = sessions.list_names(message.position)
-        is_new = message.command == "new"
         # A provider's times may be too coarse to tell a message after a /new from one before it: so a /stop
         # ends the session before the /new, too.
-        to_end = session_names[-1:] if is_new else session_names[-2:]
+        to_end = session_names[-2:]
+        if message.command == "new":
+            to_end = session_names[-1:]
         last = [await self._stop_session(message, session) for session in to_end]
-        if is_new:
+        received = Received(self._options.stop_notice)
+        if message.command == "new":
+            received = Received(self._options.new_notice)
             begins_after = max(message.position, *last)
-            is_new = await self._sessions.begin(message.chat, message.topic, message.position, begins_after)
-            if is_new:
-                received = Received(self._options.new_notice)
-            else:
+            if not await self._sessions.begin(message.chat, message.topic, message.position, begins_after):
                 received = Received(is_duplicate=True)
-        else:
-            received = Received(self._options.stop_notice)
         for session in to_end:
             thread_id = self._make_thread_id(message, session)
             # Another process may have accepted an answer before its question was closed.
@@ -515,10 +510,13 @@ class Receiver:
 
     async def _close_questions(self, message: ChatMessage, thread_id: str, newer_runs: set[str]) -> None:
         """Close the questions of a thread that are older than a command."""
-        runs = await self._runtime.runs(thread_id, limit=1)
-        # A run that is being stopped may still end at a question.
-        is_open = bool(runs) and runs[0].state == OPEN
-        asking_run = runs[0].id if is_open else await self._runtime.waiting_run(thread_id)
+        asking_run = None
+        for run in await self._runtime.runs(thread_id, limit=1):
+            if run.state == OPEN:
+                # A run that is being stopped may still end at a question.
+                asking_run = run.id
+        if asking_run is None:
+            asking_run = await self._runtime.waiting_run(thread_id)
         if asking_run is None or asking_run in newer_runs:
             return
         for reply in await self._runtime.replies(thread_id, limit=_PAGE_SIZE):
@@ -533,11 +531,9 @@ class Receiver:
         """End the waits of a thread whose question was closed: otherwise it would go on at a deadline or a
         signal."""
         asking_run = await self._runtime.waiting_run(thread_id)
-        standing = None
-        if asking_run is not None:
-            standing = await self._runtime.find(thread_id, asking_run)
-        run = None if standing is None else standing.run
-        if run is None or not read_waits(run.note):
+        if asking_run is None or (standing := await self._runtime.find(thread_id, asking_run)) is None:
+            return
+        if (run := standing.run) is None or not read_waits(run.note):
             return
         sessions = await self._sessions.load(message.chat, message.topic)
         if run.id in sessions.closed:

@@ -7,7 +7,7 @@ so a second delivery of a message from before a ``/new`` finds the thread that h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.channels.addresses import ChatAddress
@@ -66,13 +66,6 @@ class SessionList(NamedTuple):
         """Return the names of the sessions that had begun at a place in the chat, the latest last."""
         return ["", *(str(each) for each in sorted({start for _, start in self.begun if start < position}))]
 
-    @property
-    def latest(self) -> str:
-        """Name of the latest session."""
-        if self.begun:
-            return str(max(start for _, start in self.begun))
-        return ""
-
 
 class Sessions:
     """Sessions of the chats of a channel.
@@ -97,70 +90,69 @@ class Sessions:
     async def begin(self, chat: str, topic: str, at: int, after: int) -> bool:
         """Begin the session of the ``/new`` at position ``at``, for messages after position ``after``. Return
         False if it was begun before."""
-        is_new = False
 
-        def add(before: Document | None) -> Mapping[str, Any] | None:
-            nonlocal is_new
-            sessions = SessionList.read(before)
-            is_new = all(position != at for position, _ in sessions.begun)
-            if is_new:
-                return sessions._replace(begun=(*sessions.begun, (at, after))).dump()
-            return None
+        def add(sessions: SessionList) -> SessionList:
+            if any(position == at for position, _ in sessions.begun):
+                return sessions
+            return sessions._replace(begun=(*sessions.begun, (at, after)))
 
-        await self._change(chat, topic, add)
-        return is_new
+        return await self._change(chat, topic, add)
 
-    async def note_notice(self, chat: str, topic: str, key: str, editing: str | None = None) -> bool:
+    async def note_notice(self, chat: str, topic: str, key: str, editing: str = "") -> bool:
         """Note that a delivery is answered by a notice alone. Return False if that was noted before.
 
         Args:
             chat: The provider's id of the chat.
             topic: The provider's id of the topic, or empty.
             key: The key of the delivery.
-            editing: The interrupt whose changed arguments the notice asks for, if any.
+            editing: The interrupt whose changed arguments the notice asks for, or empty.
         """
-        is_new = False
 
-        def add_key(before: Document | None) -> Mapping[str, Any] | None:
-            nonlocal is_new
-            sessions = SessionList.read(before)
-            is_new = key not in sessions.noticed
-            if not is_new:
-                return None
-            asked = sessions.editing if editing is None else editing
-            return sessions._replace(editing=asked, noticed=(*sessions.noticed, key)).dump()
+        def add_key(sessions: SessionList) -> SessionList:
+            if key in sessions.noticed:
+                return sessions
+            return sessions._replace(editing=editing or sessions.editing, noticed=(*sessions.noticed, key))
 
-        await self._change(chat, topic, add_key)
-        return is_new
+        return await self._change(chat, topic, add_key)
 
     async def end_editing(self, chat: str, topic: str, interrupt_id: str) -> None:
         """Note that the changed arguments of an interrupt have come. The node's next question has the same
         id, and a text must not count as its changed arguments."""
 
-        def clear(before: Document | None) -> Mapping[str, Any] | None:
-            sessions = SessionList.read(before)
+        def clear(sessions: SessionList) -> SessionList:
             if sessions.editing == interrupt_id:
-                return sessions._replace(editing="").dump()
-            return None
+                return sessions._replace(editing="")
+            return sessions
 
         await self._change(chat, topic, clear)
 
     async def close(self, chat: str, topic: str, run_id: str) -> None:
         """Note that the questions of a run are closed."""
 
-        def note(before: Document | None) -> Mapping[str, Any] | None:
-            sessions = SessionList.read(before)
-            is_closed = run_id in sessions.closed
-            if is_closed:
-                return None
-            return sessions._replace(closed=(*sessions.closed, run_id)).dump()
+        def note(sessions: SessionList) -> SessionList:
+            if run_id in sessions.closed:
+                return sessions
+            return sessions._replace(closed=(*sessions.closed, run_id))
 
         await self._change(chat, topic, note)
 
-    async def _change(self, chat: str, topic: str, change: documents.Change) -> None:
+    async def _change(self, chat: str, topic: str, change: Callable[[SessionList], SessionList]) -> bool:
+        """Store the changed sessions of a chat, and return False if there is no change."""
+        is_changed = False
+
+        def alter(before: Document | None) -> Mapping[str, Any] | None:
+            nonlocal is_changed
+            sessions = SessionList.read(before)
+            changed = change(sessions)
+            is_changed = changed != sessions
+            if is_changed:
+                return changed.dump()
+            return None
+
         now, fresh = await self._runtime.now(), self._database.draw_version()
-        program = documents.change(self._partition(chat, topic), _COLLECTION, _NAME, change, now, fresh)
+        program = documents.change(self._partition(chat, topic), _COLLECTION, _NAME, alter, now, fresh)
         await self._database.arun(program)
+        return is_changed
 
     def _partition(self, chat: str, topic: str) -> Partition:
         name = ChatAddress(self._channel, chat, topic).thread_id

@@ -112,16 +112,11 @@ class SlackApp(ChatChannel):
             return await self._answer_command(read.command, receiver)
         if read.press is not None:
             received = await receiver.accept_press(read.press)
-            if received.notice:
-                await self.notify(ChatAddress(self.name, read.press.chat, read.press.topic), received.notice)
+            await self.show_notice(read.press, received)
             if received.decided:
                 await self._replace_buttons(read.press, read.text, received)
         if read.message is not None:
-            received = await receiver.accept_message(read.message)
-            if received.notice:
-                await self.notify(
-                    ChatAddress(self.name, read.message.chat, read.message.topic), received.notice
-                )
+            await self.show_notice(read.message, await receiver.accept_message(read.message))
         return Response()
 
     def _verify(self, request: Request, body: bytes) -> None:
@@ -144,13 +139,15 @@ class SlackApp(ChatChannel):
             event = json_of(body)
             if event["type"] == "url_verification":
                 return _Read(challenge=str(event["challenge"]))
-            is_event = event["type"] == "event_callback"
-            return _Read(message=message_of(event, self.options.groups) if is_event else None)
+            if event["type"] != "event_callback":
+                return _Read()
+            return _Read(message=message_of(event, self.options.groups))
         form = dict(parse_qsl(body.decode()))
         if "payload" in form:
             payload = json_of(form["payload"])
-            press = press_of(payload)
-            return _Read(press=press, text="" if press is None else str(payload["message"].get("text") or ""))
+            if (press := press_of(payload)) is None:
+                return _Read()
+            return _Read(press=press, text=str(payload["message"].get("text") or ""))
         return _Read(command=command_of(form, request.headers["x-slack-request-timestamp"]))
 
     async def _answer_command(self, command: ChatMessage, receiver: Receiver) -> Response:

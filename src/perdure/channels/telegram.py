@@ -95,11 +95,16 @@ def _chat_of(update: Mapping[str, Any]) -> str:
     found: Any = update.get("callback_query", update)
     for name in ("message", "edited_message"):
         if isinstance(found, Mapping) and isinstance(message := found.get(name), Mapping):
-            chat = message.get("chat")
-            if isinstance(chat, Mapping):
+            if isinstance(chat := message.get("chat"), Mapping):
                 return str(chat.get("id", ""))
-            return ""
+            break
     return ""
+
+
+def _topic_of(address: ChatAddress) -> int | None:
+    if address.topic:
+        return int(address.topic)
+    return None
 
 
 class TelegramBot(ChatChannel):
@@ -133,8 +138,6 @@ class TelegramBot(ChatChannel):
         in_doubt: InDoubt = "resend",
         api_url: str | None = None,
     ) -> None:
-        if in_doubt not in ("resend", "hold"):
-            raise ValueError(f"in_doubt is 'resend' or 'hold' for Telegram, not {in_doubt!r}")
         if not polling and not _SECRET.fullmatch(secret):
             raise ValueError(
                 "the secret of a Telegram webhook has 16 to 256 letters, digits, '_' and '-'; make one with "
@@ -146,9 +149,8 @@ class TelegramBot(ChatChannel):
                 "whose calls would get a 404. Leave out polling, or the secret"
             )
         super().__init__(name, options, in_doubt)
-        if api_url is None:
-            server = PRODUCTION
-        else:
+        server = PRODUCTION
+        if api_url is not None:
             server = TelegramAPIServer.from_base(api_url)
         try:
             self.bot = Bot(token, AiohttpSession(api=server, timeout=_TIMEOUT_S, json_loads=json_of))
@@ -206,10 +208,6 @@ class TelegramBot(ChatChannel):
             yield
             return
         receiver = self._receiver(runtime)
-        if self.options.tenant is None:
-            tenant = runtime.tenant
-        else:
-            tenant = self.options.tenant
 
         async def take(update: PolledUpdate) -> None:
             await self._accept_update(update.content, receiver)
@@ -218,6 +216,7 @@ class TelegramBot(ChatChannel):
             if update.chat:
                 await self.notify(ChatAddress(self.name, update.chat, ""), _NOT_ACCEPTED)
 
+        tenant = self.options.choose_tenant(runtime)
         lease = PollingLease(runtime, tenant, f"{self.name}:{self.bot.id}")
         loop = Polling(self.name, lease, ask=self._ask_updates, take=take, refuse=refuse)
         running = asyncio.create_task(loop.run(), name=f"polling of {self.name}")
@@ -241,10 +240,8 @@ class TelegramBot(ChatChannel):
                 return await self.bot(method, request_timeout=_POLL_S + _TIMEOUT_S)
             except TelegramConflictError as error:
                 if "webhook" in str(error).lower():
-                    reason = _HAS_WEBHOOK
-                else:
-                    reason = _OTHER_PROGRAM
-                return PollingRefused(reason, _PATIENCE_S)
+                    return PollingRefused(_HAS_WEBHOOK, _PATIENCE_S)
+                return PollingRefused(_OTHER_PROGRAM, _PATIENCE_S)
 
         updates = await self._call("", ask())
         if isinstance(updates, PollingRefused):
@@ -281,9 +278,7 @@ class TelegramBot(ChatChannel):
         if message.entities or message.caption_entities:
             username = await self._get_own_name()
         accepted = replace(message_of(message, username, edit), is_addressed=is_addressed)
-        received = await receiver.accept_message(accepted)
-        if received.notice:
-            await self.notify(ChatAddress(self.name, accepted.chat, accepted.topic), received.notice)
+        await self.show_notice(accepted, await receiver.accept_message(accepted))
 
     async def _is_ours(self, message: TelegramMessage) -> bool:
         if self.options.groups == "all":
@@ -330,8 +325,7 @@ class TelegramBot(ChatChannel):
         except (NotSent, Undeliverable, SendUncertain):
             return
         finally:
-            if received.notice:
-                await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
+            await self.show_notice(press, received)
 
     # Outgoing to Telegram
 
@@ -348,10 +342,12 @@ class TelegramBot(ChatChannel):
         markup = None
         if shown:
             # Telegram does not report the topic of a message that has become inaccessible.
-            place = f"{_TOPIC}{address.topic}" if address.topic else ""
+            place = ""
+            if address.topic:
+                place = f"{_TOPIC}{address.topic}"
             row = [InlineKeyboardButton(text=each.text, callback_data=each.data + place) for each in shown]
             markup = InlineKeyboardMarkup(inline_keyboard=[row])
-        topic = int(address.topic) if address.topic else None
+        topic = _topic_of(address)
 
         def send_text(chat: str) -> Awaitable[TelegramMessage]:
             return self.bot.send_message(chat, text, message_thread_id=topic, reply_markup=markup)
@@ -367,7 +363,7 @@ class TelegramBot(ChatChannel):
         return str(message_id)
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
-        topic = int(address.topic) if address.topic else None
+        topic = _topic_of(address)
         while True:
             self.backoff.check(address.chat)
             action = self.bot.send_chat_action(address.chat, "typing", message_thread_id=topic)

@@ -25,20 +25,22 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
         text = _without_mention(text, username)
     if message.location is not None:
         text = f"{text}\n[location: {message.location.latitude}, {message.location.longitude}]".strip()
-    # Telegram names a bot of its own as the sender of a message that was sent as a group or a channel.
-    sender = None if message.sender_chat is not None else message.from_user
-    named = message.sender_chat or message.from_user
-    topic = None
-    if message.is_topic_message:
-        topic = message.message_thread_id
+    sender = sender_name = topic = ""
+    if message.sender_chat is not None:
+        # Telegram names a bot of its own as the sender of a message that was sent as a group or a channel.
+        sender_name = message.sender_chat.full_name
+    elif message.from_user is not None:
+        sender, sender_name = str(message.from_user.id), message.from_user.full_name
+    if message.is_topic_message and message.message_thread_id is not None:
+        topic = str(message.message_thread_id)
     return ChatMessage(
         chat=str(message.chat.id),
-        topic="" if topic is None else str(topic),
+        topic=topic,
         position=message.message_id,
         key=str(message.message_id),
         text=text,
-        sender="" if sender is None else str(sender.id),
-        sender_name="" if named is None else named.full_name,
+        sender=sender,
+        sender_name=sender_name,
         attachments=tuple(attachments_of(message)),
         edit=edit,
     )

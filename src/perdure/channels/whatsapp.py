@@ -75,8 +75,6 @@ class WhatsAppPhone(ChatChannel):
         in_doubt: InDoubt = "resend",
         api_url: str | None = None,
     ) -> None:
-        if in_doubt not in ("resend", "hold"):
-            raise ValueError(f"in_doubt is 'resend' or 'hold' for WhatsApp, not {in_doubt!r}")
         given = {"phone_id": phone_id, "token": token, "app_secret": app_secret, "verify_token": verify_token}
         if empty := next((name for name, value in given.items() if not value.strip()), None):
             raise ValueError(f"{empty} is empty; copy it from the WhatsApp page of your app at Meta")
@@ -116,8 +114,7 @@ class WhatsAppPhone(ChatChannel):
                 received = await receiver.accept_press(event)
             else:
                 received = await receiver.accept_message(event)
-            if received.notice:
-                await self.notify(ChatAddress(self.name, event.chat), received.notice)
+            await self.show_notice(event, received)
         return Response()
 
     # Outgoing to WhatsApp

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from langgraph.pregel import Pregel
-
 from perdure.database.asynchronous import Database
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
+from perdure.langgraph.reading.readable_states import Graph
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
 from perdure.runtime.agents.agent import Agent
@@ -31,6 +30,14 @@ PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "exp
 
 DataRight = Literal["read", "delete"]
 """Actions of a viewer on a user's data other than threads."""
+
+
+class UserDataNames(NamedTuple):
+    """Data of a user other than threads: ids of crons and assistants, and namespaces of the store."""
+
+    crons: Sequence[str]
+    assistants: Sequence[str]
+    namespaces: Sequence[tuple[str, ...]]
 
 
 class InterruptAnswer(NamedTuple):
@@ -74,52 +81,38 @@ class Access(Protocol):
     @property
     def all_tenants(self) -> bool:
         """True if the viewer may see the threads of every tenant."""
-        ...
 
     def require_all_tenants(self) -> None:
         """Raise ``NotAllowed`` unless the viewer may see the threads of every tenant."""
-        ...
 
     def of_tenant(self, tenant: str) -> Access:
         """Return the viewer's rights to the threads of a tenant; ``NotFound`` if there are none."""
-        ...
 
     @property
     def url(self) -> str | None:
         """URL of the database, to read the schema version; ``None`` if the viewer may not know the
         version."""
-        ...
 
     @property
     def runtime(self) -> TenantRuntime | None:
         """Runtime for actions; ``None`` if nothing can be changed here."""
-        ...
 
     @property
     def who(self) -> str:
         """Name of the viewer in the audit log."""
-        ...
 
-    def open_graph(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to edit a thread's state; without a name the only graph."""
-        ...
 
-    def open_to_draw(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_to_draw(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to draw it; without a name the only one. Raise if the viewer may not see it."""
-        ...
 
     @property
     def prices(self) -> Prices:
         """Prices of models."""
-        ...
 
     async def start(self, thread_id: str, start: RunStart) -> str:
         """Accept a run and return its id."""
-        ...
 
     @property
     def replay_graphs(self) -> ReplayGraphs: ...
@@ -128,41 +121,27 @@ class Access(Protocol):
         self, graphs: Sequence[str], thread_id: str
     ) -> AbstractAsyncContextManager[ReplaySource]:
         """Open graphs to replay a thread; raise if the viewer may not run them."""
-        ...
 
     async def permissions(self) -> frozenset[str]:
         """Return the permissions whose actions are offered; each action checks its permission again."""
-        ...
 
     async def authorize_listing(self) -> Sees | None:
         """Return a predicate for the threads that the viewer may list, ``None`` for all threads; raise if the
         viewer may list none."""
-        ...
 
     async def find_thread(self, thread_id: str) -> ThreadRow:
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
-        ...
 
     @property
     def agents(self) -> Iterable[Agent]:
         """The graphs that run here, whose memories of a user are removed with the user."""
-        ...
 
-    async def authorize_user_data(
-        self,
-        right: DataRight,
-        cron_ids: Sequence[str],
-        assistant_ids: Sequence[str],
-        namespaces: Sequence[tuple[str, ...]],
-    ) -> None:
-        """Raise unless the viewer may read, or delete, a user's data other than threads: these crons and
-        assistants, and the items in these namespaces of the store."""
-        ...
+    async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
+        """Raise unless the viewer may read, or delete, a user's data other than threads."""
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
         thread that the action needs."""
-        ...
 
 
 class LocalReplays(NamedTuple):
@@ -204,9 +183,8 @@ class LocalAccess:
         self.tenant = tenant
         self.all_tenants = all_tenants
         self.url = url
-        if runtime is None:
-            self.runtime = None
-        else:
+        self.runtime = None
+        if runtime is not None:
             self.runtime = runtime.for_tenant(tenant)
         self.who = "local"
         self.prices = prices
@@ -234,9 +212,7 @@ class LocalAccess:
             prices=self.prices,
         )
 
-    def open_graph(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         if self.runtime is None:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         return self.runtime.open_graph(
@@ -244,21 +220,23 @@ class LocalAccess:
         )
 
     @asynccontextmanager
-    async def open_to_draw(
-        self, name: str | None, thread_id: str
-    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        agents = self._replays.agents if self._replays is not None else {}
+    async def open_to_draw(self, name: str | None, thread_id: str) -> AsyncIterator[Graph]:
         if self.runtime is not None:
             config = {"configurable": {"thread_id": thread_id}}
             async with self.runtime.open_graph(name, "assistants.read", config=config) as graph:
                 yield graph
             return
-        agent = next(iter(agents.values())) if len(agents) == 1 else agents.get(name or "")
+        agents: Mapping[str, Agent] = {}
+        if self._replays is not None:
+            agents = self._replays.agents
+        if len(agents) == 1:
+            (name,) = agents
+        agent = agents.get(name or "")
         if agent is None:
-            named = "" if name is None else f" {name}="
-            raise NotAllowed(
-                f"there is no graph here; start the inspector with --graph{named or ' '}module:graph"
-            )
+            place = "module:graph"
+            if name is not None:
+                place = f"{name}={place}"
+            raise NotAllowed(f"there is no graph here; start the inspector with --graph {place}")
         if isinstance(agent.graph, Factory):
             raise NotAllowed(
                 "this graph is made for each use; permit an action, such as --allow run, to draw it"
@@ -309,15 +287,11 @@ class LocalAccess:
 
     @property
     def agents(self) -> Iterable[Agent]:
-        return () if self._all_tenants_runtime is None else self._all_tenants_runtime.graphs.values()
+        if self._all_tenants_runtime is None:
+            return ()
+        return self._all_tenants_runtime.graphs.values()
 
-    async def authorize_user_data(
-        self,
-        right: DataRight,
-        cron_ids: Sequence[str],
-        assistant_ids: Sequence[str],
-        namespaces: Sequence[tuple[str, ...]],
-    ) -> None:
+    async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
         if right == "delete" and "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))
 

@@ -37,31 +37,31 @@ class ActionRequest:
     def thread_id(self) -> str:
         return self.row.thread_id
 
+    def read_text(self, name: str, default: str | None = None) -> str:
+        """Return an argument that is text; raise ``BadSetting`` for any other, or if it is missing without a
+        default."""
+        return _read_text(self.arguments, name, default)
+
 
 EXPORT_MAX = 64 * 1024 * 1024
 """Maximum size of the values in an export, in bytes: the export is built in memory."""
 
 
 async def _tag(request: ActionRequest) -> dict[str, Any]:
-    checkpoint, namespace = (
-        _read_text(request.arguments, "checkpoint", ""),
-        _read_text(request.arguments, "namespace", ""),
-    )
-    name = _read_text(request.arguments, "name")
-    checkpoint_id = await request.runtime.threads.set_tag(
-        request.thread_id, name, checkpoint or None, namespace
-    )
-    return {"checkpoint_id": checkpoint_id}
+    checkpoint, namespace = request.read_text("checkpoint", ""), request.read_text("namespace", "")
+    set_tag = request.runtime.threads.set_tag
+    tagged = await set_tag(request.thread_id, request.read_text("name"), checkpoint or None, namespace)
+    return {"checkpoint_id": tagged}
 
 
 async def _untag(request: ActionRequest) -> dict[str, Any]:
-    await request.runtime.threads.remove_tag(request.thread_id, _read_text(request.arguments, "name"))
+    await request.runtime.threads.remove_tag(request.thread_id, request.read_text("name"))
     return {}
 
 
 async def _edit(request: ActionRequest) -> dict[str, Any]:
     """Write values at a checkpoint as if a node had returned them; at a past one this makes a fork."""
-    values, node = request.arguments.get("values"), _read_text(request.arguments, "as_node", "") or None
+    values, node = request.arguments.get("values"), request.read_text("as_node", "") or None
     if not isinstance(values, dict) or not values:
         raise BadSetting('values has to be a JSON object with channels, such as {"messages": […]}')
     if request.row.status == "busy" or await request.runtime.list_postponed(request.thread_id, limit=1):
@@ -89,30 +89,23 @@ async def _edit(request: ActionRequest) -> dict[str, Any]:
 async def _run(request: ActionRequest) -> dict[str, Any]:
     """Continue the graph from a checkpoint; from a past one this makes a fork."""
     config = await _make_config(request)
-    checkpoint: str | None = config["configurable"].get("checkpoint_id")
-    return {
-        "run_id": await request.access.start(request.thread_id, RunStart(_choose_graph(request), checkpoint))
-    }
+    start = RunStart(_choose_graph(request), config["configurable"].get("checkpoint_id"))
+    return {"run_id": await request.access.start(request.thread_id, start)}
 
 
 async def _answer(request: ActionRequest) -> dict[str, Any]:
     if "value" not in request.arguments:
         raise BadSetting("the answer has no value; pass one, which may be null")
-    answer = InterruptAnswer(
-        request.arguments["value"], _read_text(request.arguments, "interrupt_id", "") or None
-    )
-    return {
-        "run_id": await request.access.start(
-            request.thread_id, RunStart(_choose_graph(request), answer=answer)
-        )
-    }
+    answer = InterruptAnswer(request.arguments["value"], request.read_text("interrupt_id", "") or None)
+    start = RunStart(_choose_graph(request), answer=answer)
+    return {"run_id": await request.access.start(request.thread_id, start)}
 
 
 async def _cancel(request: ActionRequest) -> dict[str, Any]:
     rollback = request.arguments.get("rollback", False)
     if not isinstance(rollback, bool):
         raise BadSetting("rollback has to be true or false")
-    run_id = _read_text(request.arguments, "run_id")
+    run_id = request.read_text("run_id")
     if not await request.runtime.cancel(request.thread_id, run_id, rollback=rollback):
         raise NotFound(f"thread {request.thread_id!r} has no waiting or open run {run_id!r}")
     return {}
@@ -128,13 +121,13 @@ async def _retry(request: ActionRequest) -> dict[str, Any]:
 
 async def _rerun(request: ActionRequest) -> dict[str, Any]:
     """Run a failed run again from its last stored step."""
-    ticket = await request.runtime.retry(request.thread_id, _read_text(request.arguments, "run_id"))
+    ticket = await request.runtime.retry(request.thread_id, request.read_text("run_id"))
     return {"run_id": ticket.id, "was_repeated": ticket.is_duplicate}
 
 
 async def _discard(request: ActionRequest) -> dict[str, Any]:
     """Remove the records of a failed run; what it stored in the thread stays."""
-    run_id = _read_text(request.arguments, "run_id")
+    run_id = request.read_text("run_id")
     standing = await request.runtime.find(request.thread_id, run_id)
     if standing is None or standing.run is None or standing.run.state != "failed":
         raise NotFound(f"thread {request.thread_id!r} has no failed run {run_id!r}")
@@ -255,30 +248,21 @@ def _read_text(arguments: Arguments, name: str, default: str | None = None) -> s
 
 
 def _choose_graph(request: ActionRequest) -> str | None:
-    return (
-        _read_text(request.arguments, "graph", "")
-        or request.row.graph_id
-        or (None if request.row.run is None else request.row.run.graph)
-    )
+    graph = request.read_text("graph", "") or request.row.graph_id
+    if not graph and request.row.run is not None:
+        return request.row.run.graph
+    return graph
 
 
 async def _make_config(request: ActionRequest) -> Any:
     """Return the config of the checkpoint that a request names, by default of the latest."""
-    checkpoint, namespace = (
-        _read_text(request.arguments, "checkpoint", ""),
-        _read_text(request.arguments, "namespace", ""),
-    )
+    checkpoint, namespace = request.read_text("checkpoint", ""), request.read_text("namespace", "")
     configurable: dict[str, Any] = {"thread_id": request.thread_id, "checkpoint_ns": namespace}
     if checkpoint:
         if not await request.runtime.threads.has_checkpoint(request.thread_id, namespace, checkpoint):
             raise NotFound(f"thread {request.thread_id!r} has no checkpoint {checkpoint!r}")
         # LangGraph forks at any checkpoint that a config names, so the latest one must not be named.
-        if await _find_head(request, namespace) != checkpoint:
+        about = await timeline.thread(request.access, {"id": request.thread_id})
+        if about["heads"].get(namespace) != checkpoint:
             configurable["checkpoint_id"] = checkpoint
     return {"configurable": configurable}
-
-
-async def _find_head(request: ActionRequest, namespace: str) -> str | None:
-    about = await timeline.thread(request.access, {"id": request.thread_id})
-    head: str | None = about["heads"].get(namespace)
-    return head

@@ -10,7 +10,6 @@ from perdure.inspector import (
     actions,
     agents,
     audit_log,
-    files,
     listing,
     overview,
     questions,
@@ -32,17 +31,15 @@ View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
 async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the tenant, whether other tenants can be chosen, what the viewer may do, and the graphs to
     replay threads with."""
-    permissions = await access.permissions()
+    permissions, graphs = await access.permissions(), ReplayGraphs()
     if "replay" in permissions:
-        names, compared = access.replay_graphs
-    else:
-        names, compared = ReplayGraphs()
+        graphs = access.replay_graphs
     return {
         "tenant": access.tenant,
         "all_tenants": access.all_tenants,
         "permissions": sorted(permissions),
-        "graphs": list(names),
-        "compared": compared,
+        "graphs": list(graphs.names),
+        "compared": graphs.compared,
     }
 
 
@@ -58,8 +55,8 @@ VIEWS: Mapping[str, View] = {
     "picture": steps.picture,
     "todos": agents.todos,
     "subagents": agents.subagents,
-    "files": files.files,
-    "file": files.file,
+    "files": agents.files,
+    "file": agents.file,
     "branches": timeline.branches,
     "checkpoint": states.checkpoint,
     "channel": states.channel,
@@ -79,6 +76,14 @@ VIEWS: Mapping[str, View] = {
     "log": audit_log.entries,
 }
 """Views by the last part of their address."""
+
+
+_ON_MANY: Mapping[str, Callable[[Access, Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+    "rerun-failed": runs.rerun_failed,
+    "stop-runs": runs.stop_runs,
+    "delete-user": users.delete_user,
+}
+"""Actions on many threads by name."""
 
 
 async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -101,13 +106,10 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
 async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out an action. ``given`` may name a ``tenant``; its other arguments are those of ``actions.act``,
     except for the actions on many threads: ``rerun-failed``, ``stop-runs`` and ``delete-user``."""
-    if name == "rerun-failed":
-        return await runs.rerun_failed(_choose_tenant(access, given), given)
-    if name == "delete-user":
-        return await users.delete_user(_choose_tenant(access, given), given)
-    if name == "stop-runs":
-        return await runs.stop_runs(_choose_tenant(access, given), given)
-    return await actions.act(_choose_tenant(access, given), name, given)
+    access = _choose_tenant(access, given)
+    if name in _ON_MANY:
+        return await _ON_MANY[name](access, given)
+    return await actions.act(access, name, given)
 
 
 async def replay(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:

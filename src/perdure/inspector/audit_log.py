@@ -54,7 +54,7 @@ async def record_action(
     Yields:
         A dict, to which the block may add details.
     """
-    at, name = await _read_time(access), secrets.token_hex(8)
+    at = await access.handle.arun(ask(Now()))
     body: dict[str, Any] = {
         "who": access.who,
         "action": action,
@@ -63,7 +63,7 @@ async def record_action(
         "outcome": "started",
         "at": at,
     }
-    name = f"{at:020d}-{name}"
+    name = f"{at:020d}-{secrets.token_hex(8)}"
     await _put(access, name, body, at)
     if not secrets.randbelow(_TRIM_ONE_IN):
         await access.handle.arun(_trim(access.tenant))
@@ -101,13 +101,12 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         raise BadSetting("the cursor is not one of this log")
     page = await access.handle.arun(_list_older(access.tenant, place))
     names = {body["thread_id"] for entry in page if (body := entry.body).get("who") != access.who}
-    if sees is None:
-        visible_names = set()
-    else:
+    visible_names: Collection[str] = names
+    if sees is not None:
         visible_names = await _find_visible(access, names, sees)
     for entry in page:
         body = dict(entry.body)
-        if sees is not None and body.get("who") != access.who and body["thread_id"] not in visible_names:
+        if body.get("who") != access.who and body["thread_id"] not in visible_names:
             place = place._replace(passed=place.passed + 1)
             continue
         found.append(body)
@@ -120,10 +119,6 @@ async def _find_visible(access: Access, names: Collection[str], sees: Sees) -> s
     looks = (access.handle.arun(load_row(Partition(access.tenant, name))) for name in names)
     rows = await asyncio.gather(*looks)
     return {row.thread_id for row in rows if row is not None and sees(row.metadata)}
-
-
-async def _read_time(access: Access) -> int:
-    return await access.handle.arun(ask(Now()))
 
 
 async def _put(access: Access, name: str, body: Mapping[str, Any], now: int) -> None:

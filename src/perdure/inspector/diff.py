@@ -40,17 +40,6 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Ch
     return out
 
 
-def apply(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, Any]:
-    """Return the second state, made from the first one and the changes."""
-    out = dict(before)
-    for name, change in found.items():
-        if change["change"] == "removed":
-            del out[name]
-        else:
-            out[name] = _apply(before.get(name), change)
-    return out
-
-
 def _compare(before: Any, after: Any) -> Change:
     if isinstance(before, list) and isinstance(after, list):
         return _compare_lists(before, after)
@@ -94,28 +83,6 @@ def _compare_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
     }
 
 
-def _apply(before: Any, change: Change) -> Any:
-    match change["change"]:
-        case "dict":
-            kept = {key: value for key, value in before.items() if key not in change["removed"]}
-            edited = {key: each["after"] for key, each in change["edited"].items()}
-            return {**kept, **edited, **change["added"]}
-        case "list":
-            return _apply_list(before, change)
-        case _:
-            return change["after"]
-
-
-def _apply_list(before: Sequence[Any], change: Change) -> list[Any]:
-    placed = {each["index"]: each["item"] for each in change["added"]}
-    placed |= {each["to"]: each["after"] for each in change["edited"]}
-    placed |= {each["to"]: before[each["from"]] for each in change["moved"]}
-    gone = {each["index"] for each in change["removed"]}
-    gone |= {each["from"] for each in (*change["edited"], *change["moved"])}
-    rest = (item for index, item in enumerate(before) if index not in gone)
-    return [placed[index] if index in placed else next(rest) for index in range(change["length"])]
-
-
 def _make_keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
     """Return a unique key of each item: a message's id if no other item has it, else the content with the
     number of its earlier occurrences."""
@@ -135,13 +102,9 @@ def _make_keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
 def message_id(item: Any) -> str | None:
     """Return the id of a message in plain data, ``None`` for anything else."""
     if isinstance(item, dict) and isinstance(item.get("value"), dict):
-        inner = item.get("value")
-    else:
-        inner = item
-    if not isinstance(inner, dict) or "type" not in inner or "content" not in inner:
-        return None
-    name = inner.get("id")
-    if isinstance(name, str):
+        item = item["value"]
+    is_message = isinstance(item, dict) and "type" in item and "content" in item
+    if is_message and isinstance(name := item.get("id"), str):
         return name
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from langchain_core.runnables.graph import Edge
 from langgraph.pregel import Pregel
 
 from perdure.errors import BadSetting
@@ -29,13 +30,12 @@ async def draw(graph: Pregel[Any, Any, Any, Any]) -> dict[str, list[dict[str, An
         raise BadSetting(f"this graph has {len(drawn.nodes)} nodes, and at most {_NODES_MAX} are drawn")
     return {
         "nodes": [{"id": node.id, "name": node.name} for node in drawn.nodes.values()],
-        "edges": [
-            {
-                "source": edge.source,
-                "target": edge.target,
-                "label": edge.data if isinstance(edge.data, str) and edge.data != edge.target else None,
-                "conditional": edge.conditional,
-            }
-            for edge in drawn.edges
-        ],
+        "edges": list(map(_describe_edge, drawn.edges)),
     }
+
+
+def _describe_edge(edge: Edge) -> dict[str, Any]:
+    label = None
+    if isinstance(edge.data, str) and edge.data != edge.target:
+        label = edge.data
+    return {"source": edge.source, "target": edge.target, "label": label, "conditional": edge.conditional}

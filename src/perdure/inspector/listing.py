@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
@@ -87,18 +87,22 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         prefix = asked.get("id") or ""
         place = WalkPlace.read(asked.get("cursor") or "")
         steps = walk(access.handle, access.tenant, sees, place, prefix=prefix, with_rows=True)
-        return await (_list_by_size if sort == _SIZE else _list_by_id)(access, steps, is_wanted)
+        if sort == _SIZE:
+            return await _list_by_size(access, steps, is_wanted)
+        return await _list_by_id(steps, is_wanted)
 
-    def is_seen(metadata_of_thread: Mapping[str, Any]) -> bool:
-        return title in find_title(metadata_of_thread).casefold() and (
-            sees is None or sees(metadata_of_thread)
-        )
+    def has_title(metadata_of_thread: Mapping[str, Any]) -> bool:
+        is_titled = title in find_title(metadata_of_thread).casefold()
+        return is_titled and (sees is None or sees(metadata_of_thread))
 
+    is_seen = sees
+    if title:
+        is_seen = has_title
     passed = number(asked.get("cursor") or "0", "the cursor")
     listed = ThreadIndex(access.handle, access.tenant).steps(
         metadata=metadata or None,
         status=status,
-        sees=is_seen if title else sees,
+        sees=is_seen,
         order=SORTS[sort],
         skip=passed,
         enough=PAGE + 1,
@@ -187,9 +191,9 @@ def describe_thread(row: ThreadRow) -> dict[str, Any]:
         "title": find_title(row.metadata),
         "user": find_user(row.metadata),
         "graph_id": row.graph_id,
-        "run": None if row.run is None else describe_run(row.run),
+        "run": describe_optional_run(row.run),
         "has_state": row.has_state,
-        "fault": None if row.fault is None else str(row.fault),
+        "fault": row.fault and str(row.fault),
     }
 
 
@@ -201,6 +205,13 @@ def _describe_error(run: Run) -> str | None:
     if shown == text or not kind:
         return shown
     return f"{kind}: {shown}"
+
+
+def describe_optional_run(run: Run | None) -> dict[str, Any] | None:
+    """Return a run as ``describe_run`` does, ``None`` for ``None``."""
+    if run is None:
+        return None
+    return describe_run(run)
 
 
 def describe_run(run: Run) -> dict[str, Any]:
@@ -222,9 +233,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-async def _list_by_id(
-    access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted
-) -> dict[str, Any]:
+async def _list_by_id(steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
     """Return a page of the wanted threads by id, fewer than ``PAGE`` if finding them takes long."""
     until = time.monotonic() + _SECONDS
     found: list[dict[str, Any]] = []
@@ -257,11 +266,10 @@ async def _list_by_size(
                 cursor = step.place.cursor
                 break
     found += await _measure(access, group)
-    found.sort(key=lambda each: -1 if each["bytes"] is None else each["bytes"], reverse=True)
-    total = sum(each["bytes"] or 0 for each in found)
+    found.sort(key=lambda each: each["bytes"] or 0, reverse=True)
     return {
         "threads": found[:PAGE],
-        "bytes": total,
+        "bytes": sum(each["bytes"] or 0 for each in found),
         "examined": examined,
         "measured": len(found),
         "cursor": cursor,
@@ -284,9 +292,9 @@ async def _size(access: Access, thread_id: str) -> int | None:
 
 
 def _choose_sort(text: str | None, *, has_id: bool) -> str:
+    if text is None and has_id:
+        return _ID
     if text is None:
-        if has_id:
-            return _ID
         return "activity"
     if text not in (*SORTS, _ID, _SIZE):
         raise BadSetting(f"sort is one of {sorted((*SORTS, _ID, _SIZE))}, not {text[:40]!r}")
@@ -297,22 +305,16 @@ def _choose_sort(text: str | None, *, has_id: bool) -> str:
 
 
 def _read_status(text: str | None) -> Status | None:
-    if text is None:
-        return None
-    for status in get_args(Status):
-        if status == text:
-            found: Status = status
-            return found
-    raise BadSetting(f"status is one of {list(get_args(Status))}, not {text!r}")
+    if text is not None and text not in get_args(Status):
+        raise BadSetting(f"status is one of {list(get_args(Status))}, not {text!r}")
+    return cast(Status | None, text)
 
 
 def _read_metadata(text: str) -> dict[str, Any]:
-    if not text:
-        return {}
     try:
-        found = json.loads(text)
+        found = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        raise BadSetting('metadata has to be a JSON object, such as {"graph_id": "agent"}') from None
+        found = None
     if not isinstance(found, dict):
         raise BadSetting('metadata has to be a JSON object, such as {"graph_id": "agent"}')
     return found

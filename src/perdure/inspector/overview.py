@@ -141,7 +141,9 @@ async def tenants(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 def _list_tenants(beginning: str) -> Program[list[str]]:
     names: list[str] = []
-    after = Partition(beginning, "") if beginning else None
+    after = None
+    if beginning:
+        after = Partition(beginning, "")
     while len(names) <= _TENANTS_MAX:
         hits = yield from ask(FindThreads(None, after=after, limit=1))
         if not hits or not hits[0].partition.tenant.startswith(beginning):

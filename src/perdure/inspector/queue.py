@@ -12,8 +12,15 @@ from perdure.engine.queue import inbox, outbox
 from perdure.engine.queue.scheduled import list_postponed
 from perdure.engine.queue.stuck import Survey, survey
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.listing import describe_run, describe_thread
-from perdure.inspector.timeline import describe_lane, number, read_inbox, read_thread, waits_of
+from perdure.inspector.listing import describe_optional_run, describe_thread
+from perdure.inspector.timeline import (
+    describe_lane,
+    number,
+    read_due_at,
+    read_inbox,
+    read_thread,
+    waits_of,
+)
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
@@ -95,14 +102,16 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     found = await access.handle.arun(inbox.read_latest(partition, _PAGE, number(asked, "before")))
     replies = await access.handle.arun(outbox.read_replies(partition, _PAGE))
     later = await access.handle.arun(list_postponed(partition, _PAGE))
+    cursor = None
+    if len(found) == _PAGE:
+        cursor = found[-1].message.seq
     return {
         "messages": [
-            {**_describe_message(each.message), "run": None if each.run is None else describe_run(each.run)}
-            for each in found
+            {**_describe_message(each.message), "run": describe_optional_run(each.run)} for each in found
         ],
         "later": [_describe_message(message) for message in later],
         "replies": [_describe_reply(reply) for reply in replies],
-        "cursor": found[-1].message.seq if len(found) == _PAGE else None,
+        "cursor": cursor,
     }
 
 
@@ -151,8 +160,8 @@ def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
     return {
         "queue": (yield from read_inbox(partition, inbound)),
         "outbox": {**describe_lane(outbound), "states": dict(Counter(reply.state for reply in replies))},
-        "later_at": lanes[2][0].fields["due_at"] if lanes[2] else None,
-        "open_run": None if run is None else describe_run(run),
+        "later_at": read_due_at(lanes[2]),
+        "open_run": describe_optional_run(run),
     }
 
 

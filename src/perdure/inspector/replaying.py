@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import BadSetting, NotFound
@@ -56,12 +56,13 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     graph_names = access.replay_graphs.names
     if unknown := [name for name in names if name not in graph_names]:
         raise NotFound(f"there is no graph {unknown[0]!r}; there are {sorted(graph_names)}")
-    is_first = cursor is None and access.runtime is not None
-    details = {"graphs": ", ".join(names)}
-    async with (
-        audit_log.record_action(access, "replay", row.thread_id, details) if is_first else nullcontext(),
-        access.open_to_replay(names, row.thread_id) as (database, agents),
-    ):
+    async with AsyncExitStack() as stack:
+        if cursor is None and access.runtime is not None:
+            details = {"graphs": ", ".join(names)}
+            recording = audit_log.record_action(access, "replay", row.thread_id, details)
+            await stack.enter_async_context(recording)
+        opening = access.open_to_replay(names, row.thread_id)
+        database, agents = await stack.enter_async_context(opening)
         replayers = [
             await replayer_of(database, agent, row.thread_id, options=options, tenant=access.tenant)
             for agent in agents
@@ -83,16 +84,14 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
         steps.append(await run_in_own_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1
-    next_cursor = chain[done][0].id if done < len(chain) else None
+    next_cursor = next((record.id for record, _ in chain[done:]), None)
     return {"steps": steps, "done": done, "total": len(chain), "cursor": next_cursor}
 
 
 def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
     first = results[0]
     differences = [
-        []
-        if each.comparison is None
-        else [_show_difference(one) for one in each.comparison.sort_differences()]
+        [_show_difference(one) for one in each.comparison.sort_differences()] if each.comparison else []
         for each in results
     ]
     return {

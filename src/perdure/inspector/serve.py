@@ -12,7 +12,7 @@ import uvicorn
 
 from perdure.inspector.access import Access
 from perdure.inspector.web import create_app
-from perdure.web.connections import LimitedConnection
+from perdure.web.connections import make_server_config
 
 _STOPPING_S = 2
 
@@ -51,12 +51,5 @@ async def serve(access: Access, listener: socket.socket, shown: Presentation) ->
         if shown.open_browser is not None:
             threading.Thread(target=webbrowser.open, args=(shown.open_browser,), daemon=True).start()
 
-    config = uvicorn.Config(
-        create_app(access, loopback=shown.loopback),
-        http=LimitedConnection,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=_STOPPING_S,
-    )
+    config = make_server_config(create_app(access, loopback=shown.loopback), _STOPPING_S, ws="none")
     await InspectorServer(config, show_ready).serve(sockets=[listener])

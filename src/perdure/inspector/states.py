@@ -43,14 +43,12 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     partition, _ = await read_thread(access, asked)
     view = await _load_view(access, partition, asked.get("checkpoint") or None, asked.get("namespace") or "")
     program = load_step(partition, access.handle.digest, view.namespace, view.checkpoint_id)
-    step = await access.handle.arun(program)
-    times = (step.began_at, step.ended_at) if step is not None and step.source == "loop" else (None, None)
-    return {
-        **await run_in_own_thread(_describe, view),
-        "nodes": [] if step is None else list(step.nodes),
-        "began_at": times[0],
-        "ended_at": times[1],
-    }
+    about: dict[str, Any] = {"nodes": [], "began_at": None, "ended_at": None}
+    if (step := await access.handle.arun(program)) is not None:
+        about["nodes"] = list(step.nodes)
+        if step.source == "loop":
+            about |= {"began_at": step.began_at, "ended_at": step.ended_at}
+    return {**await run_in_own_thread(_describe, view), **about}
 
 
 async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -118,11 +116,13 @@ async def _find_id(access: Access, partition: Partition, named: str | None, name
 
 
 def _find_changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:
-    return diff.changes({} if before is None else values(before), values(after))
+    return diff.changes(_values_of(before), _values_of(after))
 
 
-def values(view: CheckpointView) -> dict[str, Any]:
-    """Return the values of a checkpoint's channels as JSON data."""
+def _values_of(view: CheckpointView | None) -> dict[str, Any]:
+    """Return the values of a checkpoint's channels as JSON data, none without a checkpoint."""
+    if view is None:
+        return {}
     return {each.name: to_plain(each.value) for each in view.channels}
 
 
@@ -172,8 +172,9 @@ def _describe_channel(view: ChannelView) -> dict[str, Any]:
 
 def _list_items(value: list[Any], before: int | None) -> dict[str, Any]:
     """Return the items of a list before an index, at most ``ITEMS`` and about ``_SHOWN_BYTES``."""
-    end = len(value) if before is None else min(before, len(value))
-    start, size = end, 0
+    start, size = len(value), 0
+    if before is not None:
+        start = min(before, start)
     items: list[Any] = []
     while start > 0 and len(items) < ITEMS and size < _SHOWN_BYTES:
         start -= 1

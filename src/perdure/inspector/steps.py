@@ -94,10 +94,13 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         if after is None or time.monotonic() > until:
             break
     found = dedupe_calls(calls)
+    cursor = None
+    if after is not None:
+        cursor = json.dumps(after)
     return {
         "calls": [show_call(call, access.prices) for call in found],
         "usage": total(found, access.prices),
-        "cursor": None if after is None else json.dumps(after),
+        "cursor": cursor,
     }
 
 
@@ -142,9 +145,7 @@ def _read_cursor(cursor: str) -> tuple[str | int, ...] | None:
     if not cursor:
         return None
     try:
-        key = None
-        if len(cursor) <= _CURSOR_MAX:
-            key = json.loads(cursor)
+        key = json.loads(cursor[:_CURSOR_MAX])
     except (ValueError, RecursionError):
         key = None
     if not isinstance(key, list) or [type(each) for each in key] != [str, str, str, int]:

@@ -26,7 +26,6 @@ from perdure.model.times import to_micros
 from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime.threads.walk_by_id import WalkPlace, number, walk
 from perdure.storage.own_threads import run_in_own_thread
-from perdure.storage.stored_keys import EncryptionKeys
 from perdure.storage.url import backend_of
 
 _SECONDS = 0.4
@@ -44,22 +43,20 @@ async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: Nothing.
     """
-    sees = await access.authorize_listing()
-    policy, keys = access.handle.retention.default, access.handle.keys
-    source = access.handle.driver.capabilities.password
-    return {
-        "alert_bytes": WARN_BYTES,
-        "database_bytes": await _count_database_bytes(access) if sees is None else None,
-        "schema": None if access.url is None else await run_in_own_thread(_schema, access.url),
-        "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
-        "checks": sorted(EXAMINATIONS),
-        "keys": None if keys is None or sees is not None else _describe_keys(keys.current),
-        "password": None if source is None or sees is not None else source.state._asdict(),
-    }
-
-
-def _describe_keys(keys: EncryptionKeys) -> dict[str, Any]:
-    return {"data_keys": len(keys.data_keys), "wrapped_at": to_micros(keys.wrapped_at)}
+    sees_all = await access.authorize_listing() is None
+    known: dict[str, Any] = dict.fromkeys(("database_bytes", "schema", "retention", "keys", "password"))
+    if (policy := access.handle.retention.default) is not None:
+        known["retention"] = {"keep_last": policy.keep_last, "keep_for": policy.keep_for}
+    if access.url is not None:
+        known["schema"] = await run_in_own_thread(_schema, access.url)
+    if sees_all and sees_database(access):
+        known["database_bytes"] = await access.handle.acount_bytes()
+    if sees_all and access.handle.keys is not None:
+        keys = access.handle.keys.current
+        known["keys"] = {"data_keys": len(keys.data_keys), "wrapped_at": to_micros(keys.wrapped_at)}
+    if sees_all and (source := access.handle.driver.capabilities.password) is not None:
+        known["password"] = source.state._asdict()
+    return {"alert_bytes": WARN_BYTES, "checks": sorted(EXAMINATIONS), **known}
 
 
 async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -93,11 +90,6 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
             if time.monotonic() > until:
                 return {"rows": rows, "examined": examined, "cursor": step.place.cursor}
     return {"rows": rows, "examined": examined, "cursor": None}
-
-
-async def _count_database_bytes(access: Access) -> int | None:
-    """Return the size of the database, ``None`` if it is not known or the viewer may not know it."""
-    return await access.handle.acount_bytes() if sees_database(access) else None
 
 
 async def _look_at(
@@ -205,9 +197,7 @@ def _read_rules(asked: Mapping[str, str]) -> RetentionRules | None:
     if keep_last is None and keep_for is None:
         return None
     last = None
-    if keep_last is not None:
-        last = number(keep_last, "keep_last")
-    if last == 0:
+    if keep_last is not None and (last := number(keep_last, "keep_last")) == 0:
         raise BadSetting("keep_last has to be a number above 0, not '0'")
     try:
         policy = Retention(keep_last=last, keep_for=keep_for)
@@ -220,10 +210,8 @@ def _schema(url: str) -> dict[str, Any]:
     backend = backend_of(url)
     if not backend.SCHEMA_VERSION:
         return {"version": None, "release": None, "pending": []}
-    version, release = backend.schema_version(url), backend.SCHEMA_VERSION
+    version, release, pending = backend.schema_version(url), backend.SCHEMA_VERSION, []
     # A later release may have migrated the database while this process uses it: nothing is pending then.
     if version <= release:
         pending = backend.plan_migration(url)
-    else:
-        pending = []
     return {"version": version, "release": release, "pending": pending}

@@ -133,21 +133,25 @@ def _load_details(partition: Partition) -> Program[dict[str, Any]]:
             }
             for tag in tag_records
         ],
-        "epoch": epochs[0].version if epochs else 0,
+        "epoch": next((record.version for record in epochs), 0),
         "queue": (yield from read_inbox(partition, Lane.read(IN, inbox))),
         "outbox": describe_lane(Lane.read(OUT, outbox)),
-        "later_at": later[0].fields["due_at"] if later else None,
+        "later_at": read_due_at(later),
         "runs": [describe_run(run) for run in read_each(partition, Run.read, runs)],
     }
 
 
 def read_inbox(partition: Partition, lane: Lane) -> Program[dict[str, Any]]:
     """Return the state of an inbox as JSON data, with the run whose question may be answered now."""
-    if lane.run_id is not None or lane.pending:
-        waiting = None
-    else:
+    waiting = None
+    if lane.run_id is None and not lane.pending:
         waiting = yield from questions.waiting_run(partition)
     return {**describe_lane(lane), "waiting": waiting}
+
+
+def read_due_at(lanes: Sequence[Record]) -> int | None:
+    """Return when a lane is due, ``None`` without one."""
+    return next((lane.fields["due_at"] for lane in lanes), None)
 
 
 def describe_lane(lane: Lane) -> dict[str, Any]:
@@ -175,13 +179,16 @@ def _read_timeline(partition: Partition, namespace: str, before: int | None) -> 
     runs = [run for answer in found for run in read_each(partition, Run.read, answer)]
     tag_records = yield from tags.list_tags(partition)
     tagged = _list_tagged(tag_records, namespace)
+    cursor = None
+    if len(page) == PAGE:
+        cursor = page[-1].seq
     return {
         "checkpoints": [
             {**_describe_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _describe_tasks(own)}
             for record, own in zip(page, writes, strict=True)
         ],
         "runs": {run.id: describe_run(run) for run in runs},
-        "cursor": page[-1].seq if len(page) == PAGE else None,
+        "cursor": cursor,
     }
 
 
@@ -226,6 +233,11 @@ class _Node(NamedTuple):
     source: str | None
     step: int | None
 
+    @classmethod
+    def read(cls, record: Record) -> _Node:
+        fields = record.fields
+        return cls(record.key[1], fields["parent_id"], fields["seq"], fields["source"], fields["step"])
+
 
 def _read_branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
     nodes: list[_Node] = []
@@ -233,10 +245,7 @@ def _read_branches(partition: Partition, namespace: str) -> Program[dict[str, An
     while True:
         wanted = Range(CHECKPOINT, (namespace,), by="seq", after=after, limit=_TREE_PAGE, bodies=False)
         (records,) = yield from ask(Fetch(partition, (wanted,)))
-        nodes += [
-            _Node(r.key[1], r.fields["parent_id"], r.fields["seq"], r.fields["source"], r.fields["step"])
-            for r in records
-        ]
+        nodes += [_Node.read(record) for record in records]
         if len(records) < _TREE_PAGE:
             break
         after = records[-1].fields["seq"]
@@ -244,7 +253,7 @@ def _read_branches(partition: Partition, namespace: str) -> Program[dict[str, An
         raise NotFound(f"thread {partition.thread!r} has no checkpoint in namespace {namespace!r}")
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     tag_records = yield from tags.list_tags(partition)
-    head = heads[0].fields["checkpoint_id"] if heads else None
+    head = next((record.fields["checkpoint_id"] for record in heads), None)
     tagged = _list_tagged(tag_records, namespace)
     return {"total": len(nodes), "head": head, "branches": _find_chains(nodes, head, tagged)}
 
@@ -256,7 +265,9 @@ def _find_chains(
     children: dict[str | None, list[_Node]] = {}
     stored = {node.id for node in nodes}
     for node in nodes:
-        children.setdefault(node.parent if node.parent in stored else None, []).append(node)
+        if node.parent not in stored:
+            node = node._replace(parent=None)
+        children.setdefault(node.parent, []).append(node)
     out: list[dict[str, Any]] = []
     starts = [(node, 0) for node in reversed(children.get(None, []))]
     while starts:
@@ -276,7 +287,7 @@ def _find_chains(
                 "last_seq": last.seq,
                 "count": count,
                 "depth": depth,
-                "forked_from": first.parent if first.parent in stored else None,
+                "forked_from": first.parent,
                 "source": first.source,
                 "steps": [first.step, last.step],
                 "tags": names,

@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.errors import BadSetting, Contention, Corrupt, NotAllowed, NotFound
 from perdure.inspector import actions, audit_log
-from perdure.inspector.access import Access, DataRight
+from perdure.inspector.access import Access, DataRight, UserDataNames
 from perdure.inspector.listing import PAGE, describe_thread
 from perdure.inspector.requests import read_text, read_time
 from perdure.langgraph.reading.thread_calls import load_all_calls
@@ -57,8 +57,9 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     until = time.monotonic() + _SECONDS
     since, before = await read_time(access, asked, "since"), await read_time(access, asked, "before")
     query = ThreadQuery(user=name, since=since, before=before)
-    cursor = asked.get("cursor") or ""
-    stored = await _describe_stored(access, walk, name) if not cursor and sees is None else None
+    cursor, stored = asked.get("cursor") or "", None
+    if not cursor and sees is None:
+        stored = await _describe_stored(access, walk, name)
     async with aclosing(search(walk, query, cursor, PAGE)) as steps:
         async for step in steps:
             examined += step.examined
@@ -88,7 +89,8 @@ async def _authorize(
 ) -> None:
     """Raise unless the viewer has a right to a user's data, and to ``more`` namespaces of the store."""
     namespaces = [*(memory.namespace for memory in data.memories), *more]
-    await access.authorize_user_data(right, [cron.id for cron in data.crons], data.assistants, namespaces)
+    names = UserDataNames([cron.id for cron in data.crons], data.assistants, namespaces)
+    await access.authorize_user_data(right, names)
 
 
 async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:
@@ -127,7 +129,9 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
     walk = ThreadWalk(access.handle, access.tenant)
-    memories = [] if access.runtime is None else await _find_memories(access, _open_store(access), name)
+    memories: list[Memory] = []
+    if access.runtime is not None:
+        memories = await _find_memories(access, access.runtime.store(), name)
     data = await user_removal.find_user_data(walk, name, memories)
     await _authorize(access, "delete", data)
     done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None, "is_in_log": False}

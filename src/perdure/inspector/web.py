@@ -114,10 +114,8 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    for kind, status in _STATUS:
-        if isinstance(error, kind):
-            return json_response({"detail": str(error)}, status)
-    return json_response({"detail": str(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
+    statuses = (status for kind, status in _STATUS if isinstance(error, kind))
+    return json_response({"detail": str(error)}, next(statuses, HTTPStatus.INTERNAL_SERVER_ERROR))
 
 
 async def _refuse_surrogate(request: Request, error: Exception) -> Response:

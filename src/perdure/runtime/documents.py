@@ -12,7 +12,7 @@ from perdure.engine.versioned_documents import Change, Versioned
 from perdure.model.records import SERVER, Partition
 from perdure.runtime.clock import DatabaseClock
 
-__all__ = ["TenantDocuments", "ThreadDocuments", "Versioned"]
+__all__ = ["Document", "TenantDocuments", "ThreadDocuments", "Versioned"]
 
 
 class TenantDocuments:

@@ -11,7 +11,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -171,12 +171,8 @@ class Outermost:
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode(
-            "latin-1"
-        )
-        if _REQUEST_ID.fullmatch(given):
-            request_id = given
-        else:
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
             request_id = str(uuid.uuid4())
 
         async def send_with_id(message: Message) -> None:

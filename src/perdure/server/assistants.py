@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.errors import NotFound
@@ -135,9 +135,8 @@ class Assistants:
         """
         default: Versioned | None = None
         if self.is_default(assistant_id):
-            default = Versioned(
-                assistant_id, _make_body(self._make_default_assistant(assistant_id)), 1, 1, 0, 0
-            )
+            body = _make_body(self._make_default_assistant(assistant_id))
+            default = Versioned(assistant_id, body, 1, 1, 0, 0)
         revised = await self._open_documents(tenant).revise(
             assistant_id, lambda current: _make_body(change(_make_assistant(current))), default
         )
@@ -206,9 +205,9 @@ def _make_body(assistant: Assistant) -> dict[str, Any]:
 
 
 def _make_assistant(document: Versioned) -> Assistant:
-    made = Assistant(document.name, document.body["graph_id"], document.body["name"], document.number)
-    return replace(
-        made,
+    return Assistant(
+        document.name,
+        version=document.number,
         **{part: document.body[part] for part in _PARTS},
         created_at=document.created_at,
         updated_at=document.updated_at,

@@ -180,10 +180,9 @@ def load(
     )
     claims = configuration["auth.tenant_claims"]
     if claims is None:
+        claims = ()
         if configuration.select_given("auth.jwt."):
             claims = ("sub",)
-        else:
-            claims = ()
     common = load_common(configuration, "perdure serve ./agent.py:graph")
     return Config(
         **common,

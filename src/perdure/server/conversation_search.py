@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +15,7 @@ from perdure.server import responses
 from perdure.server.auth.authorized_values import require_unnarrowed
 from perdure.server.auth.filters import find_patterns
 from perdure.server.resources import Caller
-from perdure.server.state_snapshots import is_of_thread, snapshot
+from perdure.server.state_snapshots import is_of_thread, list_messages, snapshot
 from perdure.storage.own_threads import run_in_own_thread
 
 FOUND_MOST = 20
@@ -52,7 +52,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
     rows = caller.threads.index.search(
         metadata=value["metadata"] or None,
         status=value["status"],
-        sees=None if conditions is None else lambda metadata: caller.sees(conditions, metadata),
+        sees=caller.make_filter(conditions),
         holding=find_patterns(conditions),
         order=Order("updated_at"),
         skip=cursor,
@@ -88,8 +88,7 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
 
 
 def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:
-    messages = None
-    if isinstance(values, Mapping):
-        messages = values.get("messages")
-    found = excerpt(list(map(to_plain, messages)) if isinstance(messages, list) else None, wanted)
-    return None if found is None else found.text
+    found = excerpt(list(map(to_plain, list_messages(values))), wanted)
+    if found is None:
+        return None
+    return found.text

@@ -60,17 +60,25 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
 )
 
+_STATUSES: tuple[tuple[int, tuple[type[PerdureError], ...]], ...] = (
+    (404, (NotFound,)),
+    (429, (QueueFull, LimitReached)),
+    (413, (TooLarge,)),
+    (422, (Unreadable, Unserialisable)),
+    (403, (NotAllowed,)),
+    (409, (Conflict,)),
+    (503, (Unavailable, EmbeddingFailed)),
+)
+"""Statuses of errors. An error of several kinds has the first of their statuses."""
+
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
 """Errors that describe what is wrong with a request, or why it cannot be carried out now."""
 
 
 def install(app: FastAPI) -> None:
     """Install the handlers that give all errors the same form."""
-    app.exception_handler(Refusal)(_answer_refusal)
-    app.exception_handler(RequestValidationError)(_answer_invalid)
-    app.exception_handler(HTTPException)(_answer_http_error)
-    app.exception_handler(PerdureError)(_answer_perdure_error)
-    app.exception_handler(UnicodeEncodeError)(_refuse_surrogate)
+    for kind in KNOWN:
+        app.exception_handler(kind)(answer_error)
     app.exception_handler(Exception)(_answer_failure)
 
 
@@ -79,15 +87,16 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     own endpoints: ``app.exception_handler(PerdureError)(answer_error)``."""
     match error:
         case Refusal():
-            return await _answer_refusal(request, error)
+            return make_error_response(error.status, error.detail, error.headers)
         case RequestValidationError():
-            return await _answer_invalid(request, error)
+            return _answer_invalid(request, error)
         case HTTPException():
-            return await _answer_http_error(request, error)
-        case UnicodeEncodeError():
-            return await _refuse_surrogate(request, error)
+            return _answer_http_error(request, error)
+        case PerdureError():
+            return _answer_perdure_error(request, error)
         case _:
-            return await _answer_perdure_error(request, error)
+            text = "A text holds half of a character (a lone surrogate) and cannot be stored."
+            return make_error_response(422, text)
 
 
 def make_error_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -105,23 +114,7 @@ def make_error_response(status: int, detail: str, headers: dict[str, str] | None
 
 def status_of(error: PerdureError) -> int:
     """Return the HTTP status of an error."""
-    match error:
-        case NotFound():
-            return 404
-        case QueueFull() | LimitReached():
-            return 429
-        case TooLarge():
-            return 413
-        case Unreadable() | Unserialisable():
-            return 422
-        case NotAllowed():
-            return 403
-        case Conflict():
-            return 409
-        case Unavailable() | EmbeddingFailed():
-            return 503
-        case _:
-            return 500
+    return next((status for status, kinds in _STATUSES if isinstance(error, kinds)), 500)
 
 
 def make_public_message(error: PerdureError) -> str:
@@ -161,10 +154,7 @@ def _without_texts(data: Any) -> Any:
     """Return the data of an event with sentences in place of errors. LangGraph puts errors in tasks, in the
     payload of a debug event, and in a chunk of a stream mode within an event of LangChain."""
     if isinstance(data, list):
-        is_chunk_without_errors = (
-            len(data) in (2, 3) and data[-2] not in _WITH_ERRORS and isinstance(data[-2], str)
-        )
-        if is_chunk_without_errors:
+        if len(data) in (2, 3) and isinstance(data[-2], str) and data[-2] not in _WITH_ERRORS:
             return data
         return [_without_texts(part) for part in data]
     if not isinstance(data, dict):
@@ -202,13 +192,7 @@ def _list_kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
     return kinds
 
 
-async def _answer_refusal(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)  # noqa: S101 - the only type it is installed for
-    return make_error_response(error.status, error.detail, dict(error.headers))
-
-
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - the only type it is installed for
+def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     if isinstance(error.body, bytes):
         # FastAPI leaves a body as bytes if its content type is not JSON, and can check no field of it.
         return make_error_response(422, describe_wrong_content_type(request))
@@ -217,13 +201,13 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 
 def describe_wrong_content_type(request: Request) -> str:
     """Return the message for a body that was not sent as JSON."""
-    kind = request.headers.get("content-type")
-    sent = "without a content type" if kind is None else f"as {kind}"
+    sent = "without a content type"
+    if kind := request.headers.get("content-type"):
+        sent = f"as {kind}"
     return f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
 
 
-async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)  # noqa: S101 - the only type it is installed for
+def _answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
     if isinstance(error.__cause__, UnicodeDecodeError):
         coding = request.headers.get("content-encoding")
         if coding is not None:
@@ -259,23 +243,16 @@ def _flatten(routes: Iterable[BaseRoute]) -> Iterator[Route]:
             yield route
 
 
-async def _refuse_surrogate(_: Request, __: Exception) -> JSONResponse:
-    return make_error_response(
-        422, "A text holds half of a character (a lone surrogate) and cannot be stored."
-    )
-
-
-async def _answer_perdure_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, PerdureError)  # noqa: S101 - the only type it is installed for
+def _answer_perdure_error(request: Request, error: PerdureError) -> JSONResponse:
     status = status_of(error)
     if not isinstance(error, _FOR_CLIENTS):
         _log_failure(logging.ERROR if status == 500 else logging.WARNING, request, error)
-    retry_after = _RETRY_AFTER_S
+    headers: dict[str, str] = {}
+    if status in (429, 503):
+        headers["Retry-After"] = _RETRY_AFTER_S
     if isinstance(error, LimitReached):
-        retry_after = str(max(1, math.ceil(error.retry_after)))
-    return make_error_response(
-        status, make_public_message(error), {"Retry-After": retry_after} if status in (429, 503) else None
-    )
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    return make_error_response(status, make_public_message(error), headers)
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:

@@ -7,7 +7,6 @@ A missing schema is null, never an error: a state may contain types that JSON sc
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from langgraph.channels.base import BaseChannel
@@ -21,6 +20,7 @@ from perdure.server.auth.identity import Refusal
 Graph = Pregel[Any, Any, Any, Any]
 Schema = dict[str, Any]
 
+_SCHEMAS = ("input_schema", "output_schema", "state_schema", "config_schema", "context_schema")
 _NO_SCHEMA = (PydanticUserError, NameError, NotImplementedError, TypeError, ValueError)
 """Errors raised for types without a schema: types unknown to pydantic, names that exist only for a type
 checker, and anything that is neither a model, a data class nor a TypedDict."""
@@ -39,14 +39,7 @@ async def draw(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]
 
 def schemas(graph_id: str, graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
     """Return the JSON schemas of a graph's input, output, state, config and context."""
-    described: dict[str, Any] = {
-        "graph_id": graph_id,
-        "input_schema": None,
-        "output_schema": None,
-        "state_schema": None,
-        "config_schema": None,
-        "context_schema": None,
-    }
+    described: dict[str, Any] = {"graph_id": graph_id, **dict.fromkeys(_SCHEMAS)}
     # A graph that runs on another server has none of these.
     if isinstance(graph, Pregel):
         local_graph: Graph = graph
@@ -82,33 +75,25 @@ def _make_state_schema(graph: Graph) -> Schema:
     fields: dict[str, Any] = {}
     for name in graph.stream_channels_list:
         channel = graph.channels[name]
-        if isinstance(channel, BaseChannel):
-            kind = channel.UpdateType
-        else:
-            kind = Any
+        kind: Any = Any
         # A channel without a schema is described as any value, so that the others keep theirs.
-        known = _make_schema(partial(_make_channel_schema, kind))
-        fields[name] = (kind if known is not None else Any, None)
+        if isinstance(channel, BaseChannel) and _has_schema(channel.UpdateType):
+            kind = channel.UpdateType
+        fields[name] = (kind, None)
     schema: Schema = create_model(graph.get_name("State"), **fields).model_json_schema()
     return schema
 
 
-def _make_channel_schema(kind: Any) -> Schema:
-    schema: Schema = create_model("Channel", value=(kind, None)).model_json_schema()
-    return schema
+def _has_schema(kind: Any) -> bool:
+    return _make_schema(lambda: create_model("Channel", value=(kind, None)).model_json_schema()) is not None
 
 
 def _make_config_schema(graph: Graph, context: Schema | None) -> Schema | None:
     """Return the schema of a config: its ``configurable`` has the schema of the context."""
     if context is None:
         return None
-    definitions = context.get("$defs")
-    inner = {key: value for key, value in context.items() if key != "$defs"}
-    schema: Schema = {
-        "title": graph.get_name("Config"),
-        "type": "object",
-        "properties": {"configurable": inner},
-    }
-    if definitions is None:
-        return schema
-    return {**schema, "$defs": definitions}
+    inner = dict(context)
+    schema: Schema = {"title": graph.get_name("Config"), "type": "object"}
+    if "$defs" in inner:
+        schema["$defs"] = inner.pop("$defs")
+    return {**schema, "properties": {"configurable": inner}}

@@ -59,20 +59,17 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     components = dict(ours.get("components", {}))
     for kind, parts in own.get("components", {}).items():
         if kind == "schemas":
-            named = {renamed.get(name, name): schema for name, schema in parts.items()}
-        else:
-            named = parts
-        components[kind] = {**named, **components.get(kind, {})}
-    tags = [*ours.get("tags", []), *own.get("tags", [])]
+            parts = {renamed.get(name, name): schema for name, schema in parts.items()}
+        components[kind] = {**parts, **components.get(kind, {})}
     paths = dict(ours.get("paths", {}))
     for path, methods in own.get("paths", {}).items():
         paths[path] = {**methods, **paths.get(path, {})}
-    return {
-        **ours,
-        "paths": paths,
-        **({"components": components} if components else {}),
-        **({"tags": tags} if tags else {}),
-    }
+    merged = {**ours, "paths": paths}
+    if components:
+        merged["components"] = components
+    if tags := [*ours.get("tags", []), *own.get("tags", [])]:
+        merged["tags"] = tags
+    return merged
 
 
 def _rename_references(node: Any, renamed: Mapping[str, str]) -> Any:

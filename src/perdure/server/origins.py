@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
+from perdure.server.auth.identity import Gate, OpenGate, Refusal
 from perdure.server.config import Cors
 from perdure.web.guard import is_of_host
 
@@ -17,6 +18,13 @@ def is_allowed(connection: HTTPConnection) -> bool:
     if origin is None or is_of_host(origin, connection.headers.get("host")):
         return True
     return allows(getattr(connection.app.state, "perdure_cors", None) or Cors(), origin)
+
+
+def require_own_page(request: Request, gate: Gate, what: str) -> None:
+    """Raise ``Refusal`` for a page of a browser whose origin is not allowed, and on a server without
+    authentication for one that reaches it by DNS rebinding. ``what`` is what such a page may not do."""
+    if not is_allowed(request) or (isinstance(gate, OpenGate) and is_rebound(request)):
+        raise Refusal(403, f"pages of this origin may not {what} here; allow it in http.cors")
 
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from functools import partial
+from typing import Annotated, Any, TypeVar, cast
 from urllib.parse import unquote
 
 from fastapi import Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from langgraph.pregel import Pregel
+from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
 from perdure.channels.addresses import ChatAddress
@@ -41,6 +44,8 @@ from perdure.server.json_bodies import JsonRequest
 from perdure.server.request_limits import Throttle
 from perdure.server.requests import NAMES_MAX
 from perdure.server.runs.outbound_policy import OutboundPolicy
+
+S = TypeVar("S", bound=BaseModel)
 
 _log = logging.getLogger("perdure.server")
 
@@ -164,7 +169,26 @@ class Caller:
 
     def sees(self, conditions: Filter | None, metadata: Mapping[str, Any]) -> bool:
         """Return True if an object with this metadata matches the user's filter."""
-        return conditions is None or matches(conditions, metadata)
+        return matches(conditions, metadata)
+
+    def make_filter(self, conditions: Filter | None) -> Callable[[Mapping[str, Any]], bool] | None:
+        """Return a predicate over the metadata of objects that matches the user's filter; None for all."""
+        if conditions is None:
+            return None
+        return partial(self.sees, conditions)
+
+    async def narrow(self, resource: str, asked: S, names: Iterable[str]) -> tuple[S, Filter | None]:
+        """Authorise a search. Return it as the gate left it, and the filter of the objects that the user may
+        see.
+
+        Args:
+            resource: the kind of object.
+            asked: the search.
+            names: the fields of the search that the gate may change.
+        """
+        value: dict[str, Any] = {name: getattr(asked, name) for name in names}
+        conditions = await self.may(resource, "search", value)
+        return asked.model_copy(update={name: value[name] for name in names}), conditions
 
     async def authorize_thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
         """Return a thread on which the user may perform an action. ``NotFound`` if there is none."""
@@ -330,44 +354,29 @@ ThreadId = Annotated[str, Depends(_read_thread_id)]
 query or the body names another one."""
 
 
-async def _read_assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
-    return _read_text(request, "assistant_id")
+def _reader_of(name: str, most: float = math.inf) -> Any:
+    """Return the dependency that reads a text in the path, of 1 to ``most`` characters."""
+
+    async def read(request: Request, _: str = Path(alias=name)) -> str:
+        try:
+            value = _read_segment(request, name)
+        except UnicodeDecodeError:
+            raise Refusal(422, f"the {name} in the path is not UTF-8") from None
+        if not 0 < len(value) <= most:
+            raise Refusal(422, f"the {name} in the path has 1 to {most} characters")
+        return value
+
+    return Depends(read)
 
 
-async def _read_namespace(request: Request, namespace: Annotated[str, Path()]) -> str:
-    return _read_text(request, "namespace")
-
-
-def _read_text(request: Request, name: str) -> str:
-    try:
-        return _read_segment(request, name)
-    except UnicodeDecodeError:
-        raise Refusal(422, f"the {name} in the path is not UTF-8") from None
-
-
-async def _read_tag_name(request: Request, name: Annotated[str, Path()]) -> str:
-    return _read_bounded(request, "name")
-
-
-async def _read_entry_id(request: Request, entry_id: Annotated[str, Path()]) -> str:
-    return _read_bounded(request, "entry_id")
-
-
-def _read_bounded(request: Request, name: str) -> str:
-    value = _read_text(request, name)
-    if not 0 < len(value) <= _TEXT_MAX:
-        raise Refusal(422, f"the {name} in the path has 1 to {_TEXT_MAX} characters")
-    return value
-
-
-AssistantName = Annotated[str, Depends(_read_assistant_name)]
+AssistantName = Annotated[str, _reader_of("assistant_id")]
 """The assistant in a path, by its id or its graph's name."""
 
-Namespace = Annotated[str, Depends(_read_namespace)]
+Namespace = Annotated[str, _reader_of("namespace")]
 """The namespace of a subgraph in a path."""
 
-TagName = Annotated[str, Depends(_read_tag_name)]
+TagName = Annotated[str, _reader_of("name", _TEXT_MAX)]
 """The name of a tag in a path, which may have any character."""
 
-EntryId = Annotated[str, Depends(_read_entry_id)]
+EntryId = Annotated[str, _reader_of("entry_id", _TEXT_MAX)]
 """The id of a fact, or the thread of a summary, in a path; it may have any character."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
-from langgraph.types import Interrupt, PregelTask, StateSnapshot
+from langgraph.types import PregelTask, StateSnapshot
 
 from perdure.errors import Corrupt, Unreadable
 from perdure.langgraph.reading.readable_states import refusals
@@ -27,9 +28,9 @@ from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.queue import INTERRUPT_RUN
 from perdure.model.runs.waits import Wait, Waits, is_unanswerable
 from perdure.model.times import to_datetime
-from perdure.runtime import Standing, json_encoding
+from perdure.runtime import Standing
 from perdure.runtime.events.outgoing import reference_of
-from perdure.runtime.json_encoding import to_json
+from perdure.runtime.json_encoding import describe_interrupt, to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import make_public_message, make_recorded_message
@@ -72,7 +73,10 @@ def make_page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, A
     select: Sequence[str] | None = getattr(asked, "select", None)
     if select is not None:
         rows = [select_parts(entry, select) for entry in rows]
-    return Json(rows, headers=make_page_headers(len(found), end if len(found) > end else None))
+    following = None
+    if len(found) > end:
+        following = end
+    return Json(rows, headers=make_page_headers(len(found), following))
 
 
 def make_page_headers(total: int, following: int | None) -> dict[str, str]:
@@ -83,9 +87,9 @@ def make_page_headers(total: int, following: int | None) -> dict[str, str]:
         following: the offset of the next page, if there is one.
     """
     headers = {"X-Pagination-Total": str(total)}
-    if following is None:
-        return headers
-    return {**headers, "X-Pagination-Next": str(following)}
+    if following is not None:
+        headers["X-Pagination-Next"] = str(following)
+    return headers
 
 
 def format_time(microseconds: int) -> str:
@@ -93,19 +97,16 @@ def format_time(microseconds: int) -> str:
     return to_datetime(microseconds).isoformat(timespec="microseconds")
 
 
+def format_optional_time(microseconds: int | None) -> str | None:
+    """Return a time as ``format_time`` does, None for None."""
+    if microseconds is None:
+        return None
+    return format_time(microseconds)
+
+
 def assistant(found: Assistant) -> dict[str, Any]:
-    return {
-        "assistant_id": found.assistant_id,
-        "graph_id": found.graph_id,
-        "name": found.name,
-        "description": found.description,
-        "config": dict(found.config),
-        "context": dict(found.context),
-        "metadata": dict(found.metadata),
-        "version": found.version,
-        "created_at": format_time(found.created_at),
-        "updated_at": format_time(found.updated_at),
-    }
+    times = {"created_at": format_time(found.created_at), "updated_at": format_time(found.updated_at)}
+    return {**asdict(found), **times}
 
 
 def show_assistant_version(found: Assistant) -> dict[str, Any]:
@@ -125,28 +126,32 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
             is ``error`` and the error names the thread.
     """
     fault = fault or row.fault
-    has_values = state is not None and state.created_at is not None
+    updated_at = format_time(row.updated_at)
     body: dict[str, Any] = {
         "thread_id": row.thread_id,
         "created_at": format_time(row.created_at),
-        "updated_at": format_time(row.updated_at),
-        "state_updated_at": format_time(row.updated_at)
-        if state is None or not has_values
-        else state.created_at,
+        "updated_at": updated_at,
+        "state_updated_at": updated_at,
         "metadata": dict(row.metadata),
-        "status": row.status if fault is None else "error",
+        "status": row.status,
         "config": {},
-        "values": state.values if state is not None and has_values else None,
-        "interrupts": {} if state is None else group_interrupts(state),
+        "values": None,
+        "interrupts": {},
         "error": None,
     }
+    if state is not None:
+        body["interrupts"] = {
+            task.id: list(map(describe_interrupt, task.interrupts)) for task in state.tasks if task.interrupts
+        }
+        if state.created_at is not None:
+            body |= {"state_updated_at": state.created_at, "values": state.values}
     if row.status == "error" and row.run is not None and row.run.state == FAILED:
         body["error"] = run_error(row.run)
     with_waits(body, row)
     if state is None and row.is_asleep and row.status == "interrupted":
         body["waits"] = [{"id": name, **wait_shown(wait)} for name, wait in row.waits.items()]
     if fault is not None:
-        body["error"] = describe_unreadable(row.thread_id, fault)
+        body |= {"status": "error", "error": describe_unreadable(row.thread_id, fault)}
     elif body["error"] is None and state is not None and (refused := refusals(state)):
         body["error"] = {name: refused[0][name] for name in ("error", "message")}
     return body
@@ -184,30 +189,28 @@ def _keep_questions(
 ) -> list[dict[str, Any]]:
     questions: list[dict[str, Any]] = []
     for entry in asked:
-        wait = waits.get(entry["id"])
-        if is_unanswerable(waits, entry["id"]):
-            others[entry["id"]] = {"id": entry["id"], **wait_shown(waits[entry["id"]])}
+        name = entry["id"]
+        if is_unanswerable(waits, name):
+            others[name] = {"id": name, **wait_shown(waits[name])}
+        elif name in waits:
+            questions.append({**entry, "wait": wait_shown(waits[name])})
         else:
-            questions.append(entry if wait is None else {**entry, "wait": wait_shown(wait)})
+            questions.append(entry)
     return questions
 
 
 def wait_shown(wait: Wait) -> dict[str, Any]:
     """Return a wait as it is shown: its kind, its deadline, and the signal that ends it, if one does."""
-    return {
-        "kind": wait.kind,
-        "until": None if wait.until is None else format_time(wait.until),
-        **({"signal": wait.name} if wait.name else {}),
-    }
+    shown = {"kind": wait.kind, "until": format_optional_time(wait.until)}
+    if wait.name:
+        shown["signal"] = wait.name
+    return shown
 
 
 def reminder(data: str) -> dict[str, Any]:
     """Return the event of a reminder: the run that asked, and its interrupts with their deadlines."""
     stored: dict[str, Any] = json.loads(data)
-    asked = [
-        {**each, "until": None if each["until"] is None else format_time(each["until"])}
-        for each in stored["interrupts"]
-    ]
+    asked = [{**each, "until": format_optional_time(each["until"])} for each in stored["interrupts"]]
     return {**stored, "interrupts": asked}
 
 
@@ -243,33 +246,26 @@ def ttl(row: ThreadRow) -> dict[str, Any] | None:
     return {**row.ttl, "expires_at": format_time(row.ttl["expires_at"])}
 
 
-def group_interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
-    return {task.id: list(map(interrupt, task.interrupts)) for task in state.tasks if task.interrupts}
-
-
-def interrupt(asked: Interrupt) -> dict[str, Any]:
-    return json_encoding.describe_interrupt(asked)
-
-
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
     """Return a state; with ``select`` only those parts, where ``values.key`` names one of the values."""
     here, parent = _make_ref(snapshot.config), _make_ref(snapshot.parent_config)
-    is_empty = snapshot.created_at is None
-    if here is None or is_empty:
-        metadata = None
-    else:
+    values, metadata = snapshot.values, None
+    if snapshot.created_at is None:
+        # The thread has no such checkpoint, so it has no parent, either.
+        values, here = {}, None
+    elif here is not None:
         metadata = {**(snapshot.metadata or {}), "thread_id": here["thread_id"]}
     body: dict[str, Any] = {
-        "values": {} if is_empty else snapshot.values,
+        "values": values,
         "next": list(snapshot.next),
         "tasks": list(map(_show_task, snapshot.tasks)),
         "metadata": metadata,
         "created_at": snapshot.created_at,
-        "checkpoint": None if is_empty else here,
-        "parent_checkpoint": None if is_empty else parent,
-        "interrupts": list(map(interrupt, snapshot.interrupts)),
-        "checkpoint_id": None if is_empty or here is None else here["checkpoint_id"],
-        "parent_checkpoint_id": None if parent is None else parent["checkpoint_id"],
+        "checkpoint": here,
+        "parent_checkpoint": parent,
+        "interrupts": list(map(describe_interrupt, snapshot.interrupts)),
+        "checkpoint_id": here and here["checkpoint_id"],
+        "parent_checkpoint_id": parent and parent["checkpoint_id"],
     }
     if not select:
         return body
@@ -293,18 +289,24 @@ def select_parts(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, A
 
 
 def _show_task(task: PregelTask) -> dict[str, Any]:
-    below = task.state
-    return {
+    shown: dict[str, Any] = {
         "id": task.id,
         "name": task.name,
         "path": list(task.path),
-        "error": None if task.error is None else _make_error_text(task.error),
-        "interrupts": list(map(interrupt, task.interrupts)),
-        # Unless the states of subgraphs are requested, LangGraph gives the config of the subgraph instead.
-        "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
-        "state": state(below) if isinstance(below, StateSnapshot) else None,
+        "error": None,
+        "interrupts": list(map(describe_interrupt, task.interrupts)),
+        "checkpoint": None,
+        "state": None,
         "result": task.result,
     }
+    if task.error is not None:
+        shown["error"] = _make_error_text(task.error)
+    if isinstance(task.state, StateSnapshot):
+        shown["state"] = state(task.state)
+    elif isinstance(task.state, Mapping):
+        # Unless the states of subgraphs are requested, LangGraph gives the config of the subgraph instead.
+        shown["checkpoint"] = reference_of(task.state)
+    return shown
 
 
 def _make_error_text(error: Any) -> str:
@@ -337,7 +339,7 @@ def _make_ref(config: Any) -> dict[str, Any] | None:
 def outcome(state: StateSnapshot, waits: Waits) -> Any:
     """Return the values with which a run ended, including its interrupts if it waits for an answer; ``waits``
     are the waits of the run."""
-    asked = [interrupt(one) for one in state.interrupts if not is_unanswerable(waits, one.id)]
+    asked = [describe_interrupt(one) for one in state.interrupts if not is_unanswerable(waits, one.id)]
     if asked and isinstance(state.values, Mapping):
         return {**state.values, write_records.INTERRUPT: asked}
     return state.values
@@ -364,7 +366,9 @@ def run_status(standing: Standing) -> str:
         return "timeout"
     # A run that is being rolled back counts as running until it is removed.
     # A run of a withdrawn message only ends the message: the message says how it was stopped.
-    stop = standing.message.stop if standing.message.is_withdrawn else standing.stop
+    stop = standing.stop
+    if standing.message.is_withdrawn:
+        stop = standing.message.stop
     if run.state == OPEN and stop == INTERRUPT_RUN:
         return "interrupted"
     return _ENDED.get(run.state, "running")
@@ -401,35 +405,39 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
     """Return a run with its current status."""
     message = standing.message
     about = message.options.get("about", {})
-    is_taken = is_taken_up(standing)
-    if standing.run is None or is_taken:
-        run_id = message.id
-    else:
-        run_id = standing.run.id
-    if standing.run is None:
-        updated = message.accepted_at
-    else:
-        updated = standing.run.updated_at
-    return {
-        "run_id": run_id,
+    shown = {
+        "run_id": run_id_of(standing),
         "thread_id": thread_id,
         "assistant_id": about.get("assistant_id"),
         "created_at": format_time(message.accepted_at),
-        "updated_at": format_time(updated),
+        "updated_at": format_time(updated_at_of(standing)),
         "status": run_status(standing),
         "metadata": about.get("metadata", {}),
         "kwargs": {**read_input(message.payload), **about.get("kwargs", {})},
         "multitask_strategy": about.get("multitask_strategy", "enqueue"),
-        **({"retry_of": message.options[RETRY_OF]} if RETRY_OF in message.options else {}),
-        **({"taken_up_by": standing.run.id} if is_taken and standing.run is not None else {}),
     }
+    if RETRY_OF in message.options:
+        shown["retry_of"] = message.options[RETRY_OF]
+    if is_taken_up(standing):
+        shown |= {"run_id": message.id, "taken_up_by": run_id_of(standing)}
+    return shown
+
+
+def run_id_of(standing: Standing) -> str:
+    """Return the id of a message's run, or the id that the run will have if it has not begun."""
+    if standing.run is None:
+        return standing.message.id
+    return standing.run.id
+
+
+def updated_at_of(standing: Standing) -> int:
+    """Return when a message's run has last changed, or when the message was accepted if it has no run."""
+    if standing.run is None:
+        return standing.message.accepted_at
+    return standing.run.updated_at
 
 
 def is_taken_up(standing: Standing) -> bool:
     """Return True if a message that steers was taken up by an open run, so that it did not become a run of
     its own."""
-    return (
-        standing.message.mode == "steer"
-        and standing.run is not None
-        and standing.run.id != standing.message.id
-    )
+    return standing.message.mode == "steer" and run_id_of(standing) != standing.message.id

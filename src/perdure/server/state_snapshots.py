@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -10,9 +11,11 @@ from langgraph.types import StateSnapshot
 from perdure.errors import MigrationRequired, Unavailable
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.reading.shown_questions import aread_with_questions
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, thread_ids
 from perdure.server.resources import Caller
+from perdure.server.thread_graphs import owner_of
 
 
 def config_of(
@@ -25,12 +28,12 @@ def config_of(
         ref: a checkpoint of the thread or of a subgraph; by default the latest.
         checkpoint_id: the checkpoint, if ``ref`` names none.
     """
+    ref = ref or requests.Ref()
+    thread_ids.require_same(thread_id, ref.thread_id)
     configurable: dict[str, Any] = {"thread_id": thread_id}
-    if ref is not None:
-        thread_ids.require_same(thread_id, ref.thread_id)
-    if ref is not None and ref.checkpoint_ns:
+    if ref.checkpoint_ns:
         configurable["checkpoint_ns"] = ref.checkpoint_ns
-    if chosen := (ref.checkpoint_id if ref is not None else None) or checkpoint_id:
+    if chosen := ref.checkpoint_id or checkpoint_id:
         configurable["checkpoint_id"] = chosen
     return {"configurable": configurable}
 
@@ -39,13 +42,10 @@ def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
     """Return the graph of a thread: the one that ran on it, or for a thread without runs the only graph of
     the server. None if it is not served, or cannot be known."""
     graphs = caller.host.runtime.graphs
-    if row.graph_id is not None:
-        if row.graph_id in graphs:
-            return row.graph_id
-        return None
-    if row.run is not None and row.run.graph in graphs:
-        return row.run.graph
-    if len(graphs) == 1:
+    named = owner_of(row)
+    if named in graphs:
+        return named
+    if row.graph_id is None and len(graphs) == 1:
         return next(iter(graphs))
     return None
 
@@ -96,6 +96,21 @@ def _without_questions(state: StateSnapshot) -> StateSnapshot:
         for task in state.tasks
     ]
     return state._replace(tasks=tuple(tasks), interrupts=())
+
+
+def list_messages(values: Any) -> list[Any]:
+    """Return the messages of a state; none if it has none."""
+    if isinstance(values, Mapping) and isinstance(messages := values.get("messages"), list):
+        return messages
+    return []
+
+
+def list_asked(values: Any) -> Sequence[Any]:
+    """Return the interrupts among the values that a run left, as JSON data; none if it asks nothing."""
+    asked: Sequence[Any] = ()
+    if isinstance(values, Mapping):
+        asked = values.get(INTERRUPT, ())
+    return asked
 
 
 def is_of_thread(error: Exception) -> bool:

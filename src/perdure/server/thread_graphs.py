@@ -39,9 +39,16 @@ def has_run(row: ThreadRow) -> bool:
     return row.has_state or row.run is not None or row.status == "busy"
 
 
+def owner_of(row: ThreadRow) -> str | None:
+    """Return the graph in a thread's metadata, or else that of its last run; None if there is neither."""
+    if row.graph_id is None and row.run is not None:
+        return row.run.graph
+    return row.graph_id
+
+
 def require_own(caller: Caller, row: ThreadRow, graph_id: str) -> None:
     """Raise ``OtherGraph`` if another graph has run on the thread, unless graphs share threads."""
-    owner = row.graph_id or (row.run.graph if row.run is not None else None)
+    owner = owner_of(row)
     if not keeps_apart(caller) or not has_run(row) or owner in (None, graph_id):
         return
     raise OtherGraph(
@@ -54,7 +61,7 @@ def require_owner_kept(caller: Caller, row: ThreadRow, metadata: Mapping[str, An
     """Raise ``OtherGraph`` if a change of metadata would move a thread from its graph to another graph."""
     if "graph_id" not in metadata or not keeps_apart(caller) or not has_run(row):
         return
-    owner = row.graph_id or (row.run.graph if row.run is not None else None)
+    owner = owner_of(row)
     if metadata["graph_id"] != owner and (owner is not None or row.has_state):
         raise OtherGraph(
             f"Thread {row.thread_id!r} belongs to the graph {owner!r}: its metadata.graph_id cannot be "

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sized
-from typing import cast
+from typing import Any, cast
 
+import uvicorn
 from uvicorn._types import (
     ASGI3Application,
     ASGIReceiveCallable,
@@ -47,6 +48,25 @@ PIPELINED_MAX = 100
 
 
 _log = logging.getLogger("perdure.server")
+
+
+def make_server_config(app: Any, graceful_s: int, **more: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration of a server whose connections are limited, without a lifespan.
+
+    Args:
+        app: the application.
+        graceful_s: seconds for which requests may go on when the server stops.
+        more: further settings.
+    """
+    return uvicorn.Config(
+        app,
+        http=LimitedConnection,
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=graceful_s,
+        server_header=False,
+        **more,
+    )
 
 
 class _TooMany(Exception):
@@ -119,10 +139,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._start_request_timer()  # the connection is no longer closed for being idle
         self._arrived += len(data)
         super().data_received(data)
+        self._unfinished += len(data)
         if self._has_advanced:
             self._unfinished = 0
-        else:
-            self._unfinished = self._unfinished + len(data)
         if self._unfinished <= HEAD_MAX or self.transport.is_closing():
             return
         if self._under_way is None:

@@ -24,34 +24,19 @@ _INVALID_PARAMS = -32602
 """Code of JSON-RPC."""
 
 
-async def respond(
-    caller: Caller,
-    request: Request,
-    assistant: Assistant,
-    *,
-    needs_context: bool = False,
-    shares_contexts: bool = False,
-) -> Response:
+async def respond(caller: Caller, request: Request, assistant: Assistant, **contexts: bool) -> Response:
     """Return the response to a request of the protocol.
 
     Args:
         caller: the authenticated user of the request.
         request: the request.
         assistant: the assistant that it is for.
-        needs_context: refuse a message without a ``contextId``.
-        shares_contexts: let all agents use the one thread of a context.
+        contexts: how contexts are used, as for ``DurableTasks``.
     """
     if (refusal := await _refuse_files(request)) is not None:
         return refusal
     rights = RunRights(request, caller)
-    handler = DurableTasks(
-        caller,
-        request.headers,
-        assistant,
-        rights,
-        needs_context=needs_context,
-        shares_contexts=shares_contexts,
-    )
+    handler = DurableTasks(caller, request.headers, assistant, rights, **contexts)
     dispatcher = JsonRpcDispatcher(handler, enable_v0_3_compat=True)
     return rights.guard(await rights.enforce(dispatcher.handle_requests(request)))
 

@@ -88,8 +88,10 @@ async def translate_errors() -> AsyncIterator[None]:
     except (A2AError, GeneratorExit):
         raise
     except Refusal as refusal:
-        kind = InternalError if refusal.status >= 500 or refusal.status == 429 else InvalidParamsError
-        raise kind(refusal.detail, {"error": "Refused"}) from refusal
+        data = {"error": "Refused"}
+        if refusal.may_be_repeated:
+            raise InternalError(refusal.detail, data) from refusal
+        raise InvalidParamsError(refusal.detail, data) from refusal
     except ValidationError as error:
         raise InvalidParamsError(fault_text(error.errors()[0])) from error
     except PerdureError as error:
@@ -186,12 +188,13 @@ class DurableTasks(RequestHandler):
         async with translate_errors():
             if not params.context_id:
                 raise InvalidParamsError("tasks are listed by their context; send its contextId")
-            token, size = params.page_token, min(params.page_size or _PAGE, 100)
-            if token and not (token.isdecimal() and len(token) < 18):
-                raise InvalidParamsError("pageToken is the nextPageToken of the page before")
+            before, size = None, min(params.page_size or _PAGE, 100)
+            if token := params.page_token:
+                if not token.isdecimal() or len(token) >= 18:
+                    raise InvalidParamsError("pageToken is the nextPageToken of the page before")
+                before = int(token)
             if size < 1:
                 raise InvalidParamsError("pageSize is from 1 to 100")
-            before = int(token) if token else None
             found, following = await self._list_context_tasks(params.context_id, size, before)
             wanted = None
             if params.status:
@@ -202,10 +205,7 @@ class DurableTasks(RequestHandler):
                 if task.assistant_id == self._assistant.assistant_id and wanted in (None, task.state)
             ]
             return types.ListTasksResponse(
-                tasks=tasks,
-                page_size=size,
-                total_size=len(tasks),
-                next_page_token="" if following is None else str(following),
+                tasks=tasks, page_size=size, total_size=len(tasks), next_page_token=str(following or "")
             )
 
     async def _list_context_tasks(
@@ -316,8 +316,7 @@ class DurableTasks(RequestHandler):
         context_id = params.message.context_id or None
         if context_id is not None:
             thread_id_of(context_id)
-        thread_id: str | None = None
-        interrupt_id: str | None = None
+        thread_id = interrupt_id = None
         if params.message.task_id:
             answer = answer_of(self._caller.user, message)
             task = await self._find_answered_task(params.message.task_id, context_id)
@@ -330,7 +329,6 @@ class DurableTasks(RequestHandler):
                 return task
             self._require_waiting(task)
             fields |= {"command": {"resume": answer}}
-            interrupt_id = None
             if not is_by_name(answer):
                 interrupt_id = task.question
             protocol["task"] = task.first_run_id
@@ -357,10 +355,8 @@ class DurableTasks(RequestHandler):
                     is_exclusive=is_exclusive,
                 )
 
-        if thread_id is not None or context_id is None:
-            accepted = await submit_on(thread_id)
-        elif self._shares_contexts:
-            accepted = await submit_on(context_id)
+        if thread_id is not None or context_id is None or self._shares_contexts:
+            accepted = await submit_on(thread_id or context_id)
         else:
             submit_exclusively = partial(submit_on, is_exclusive=True)
             accepted = await submit_in(
@@ -514,10 +510,9 @@ class DurableTasks(RequestHandler):
     def _run_headers(self, key: str | None) -> Headers:
         """Return the headers of the request without those that would change how a run is accepted, and with
         the key, if there is one, by which a repeated message is recognised."""
-        own_key = None
         if key is not None:
-            own_key = f"a2a:{self._assistant.assistant_id}:{key}"
-        return without_terms(self._headers, own_key)
+            key = f"a2a:{self._assistant.assistant_id}:{key}"
+        return without_terms(self._headers, key)
 
 
 def _read_history_length(asked: Any) -> int | None:

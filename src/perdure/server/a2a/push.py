@@ -17,7 +17,7 @@ from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
 from perdure.model.runs.messages import Reply
-from perdure.runtime.documents import ThreadDocuments
+from perdure.runtime.documents import Document, ThreadDocuments
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.threads import missing_error
@@ -29,8 +29,8 @@ from perdure.server.a2a.tasks import (
     is_by_wait,
     list_tasks,
     protocol_of,
-    run_id_of,
 )
+from perdure.server.responses import run_id_of
 
 _TOKEN = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
 _CONFIGS_MAX = 10
@@ -91,11 +91,9 @@ async def read_configs(runtime: TenantRuntime, task: DurableTask) -> list[PushCo
         for standing in task.standings
         for config in protocol_of(standing).get("push", ())
     }
-    later = await _open_documents(runtime, task).get(task.id)
-    if later is not None:
-        by_id |= {config["id"]: config for config in later.body["set"]}
-        by_id = {name: config for name, config in by_id.items() if name not in later.body["deleted"]}
-    return list(by_id.values())
+    later = await _read_document(runtime, task)
+    by_id |= {config["id"]: config for config in later["set"]}
+    return [config for name, config in by_id.items() if name not in later["deleted"]]
 
 
 async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> None:
@@ -141,18 +139,13 @@ async def find_unsent(runtime: TenantRuntime, thread_id: str, reply: Reply, *, i
         return Unsent()
     if not (receivers := await read_configs(runtime, task)):
         return Unsent()
-    stored = await _open_documents(runtime, task).get(task.id)
-    body = _NO_CONFIGS if stored is None else stored.body
-    informed = body.get("sent", {}).get(reply.id, ())
+    stored = await _read_document(runtime, task)
+    informed = stored.get("sent", {}).get(reply.id, ())
     # A person who has the notice sent again makes another reply of it, which may be refused anew.
-    refused = [
-        receiver
-        for receiver, number in body.get("refused", {}).get(reply.id, {}).items()
-        if number == reply.seq
-    ]
+    numbers = stored.get("refused", {}).get(reply.id, {})
+    refused = [receiver for receiver, number in numbers.items() if number == reply.seq]
     shown = await describe_task(runtime, task)
-    is_early = protocol_of(task.standings[0]).get("version") == "0.3"
-    if is_early:
+    if protocol_of(task.standings[0]).get("version") == "0.3":
         content = _encode_early(shown)
     else:
         content = to_json({"task": shown})
@@ -208,13 +201,12 @@ async def _task_of(runtime: TenantRuntime, thread_id: str, run_id: str) -> Durab
     if "task" in protocol or (not is_by_wait(standing) and (protocol or standing.message.mode != "answer")):
         return await find(runtime, thread_id, protocol.get("task", run_id_of(standing)))
     # The answer came through another API, or from a deadline: it belongs to the last task before it.
+    page: Sequence[DurableTask] = ()
     before: int | None = standing.message.seq
-    while before is not None:
+    while before is not None and not page:
         page, before = await list_tasks(runtime, thread_id, _PAGE, before)
-        if page:
-            if run_id_of(standing) in map(run_id_of, page[0].standings):
-                return page[0]
-            return None
+    if page and run_id_of(standing) in map(run_id_of, page[0].standings):
+        return page[0]
     return None
 
 
@@ -224,7 +216,9 @@ def _encode_early(shown: Mapping[str, Any]) -> str:
 
 
 def _make_headers(config: PushConfig) -> dict[str, str]:
-    headers = {_TOKEN: config["token"]} if "token" in config else {}
+    headers: dict[str, str] = {}
+    if "token" in config:
+        headers[_TOKEN] = config["token"]
     authentication = config.get("authentication") or {}
     # A configuration of release 0.3 has several schemes, of which the SDK passes on the first.
     scheme = authentication.get("scheme")
@@ -237,9 +231,17 @@ def _open_documents(runtime: TenantRuntime, task: DurableTask) -> ThreadDocument
     return runtime.thread_documents(task.thread_id, "task_push")
 
 
+async def _read_document(runtime: TenantRuntime, task: DurableTask) -> Mapping[str, Any]:
+    return _body_of(await _open_documents(runtime, task).get(task.id))
+
+
+def _body_of(document: Document | None) -> Mapping[str, Any]:
+    if document is None:
+        return _NO_CONFIGS
+    return document.body
+
+
 async def _change_document(runtime: TenantRuntime, task: DurableTask, changed: Any) -> None:
-    stored = await _open_documents(runtime, task).change(
-        task.id, lambda held: changed(_NO_CONFIGS if held is None else held.body)
-    )
+    stored = await _open_documents(runtime, task).change(task.id, lambda held: changed(_body_of(held)))
     if stored is None:
         raise missing_error(task.thread_id)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure.langgraph.reading.open_interrupts import is_by_name
-from perdure.model.runs.messages import DONE, OPEN, WAITING
+from perdure.model.runs.messages import DONE, OPEN, WAITING, Run
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.waits import BY_WAIT, find_unanswerable, is_unanswerable
-from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import Options
@@ -24,7 +23,9 @@ from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.a2a.contexts import context_of
 from perdure.server.a2a.parts import make_data_part, parts_of, text_of
+from perdure.server.responses import run_id_of
 from perdure.server.runs.run_values import RunResult, result_of, values_of
+from perdure.server.state_snapshots import list_asked, list_messages
 
 PROTOCOL = "protocol"
 """Key, in a run's data, of the protocol through which the run was created and of the protocol's own data."""
@@ -65,9 +66,11 @@ def split_task_id(task_id: str) -> tuple[str, str]:
 
 def protocol_of(standing: Standing) -> Mapping[str, Any]:
     """Return A2A's own data of a run; empty if the run was not created through A2A."""
-    options = Options.read_if_readable(standing.message.options)
-    stored = {} if options is None else options.about.get(PROTOCOL) or {}
-    return stored if stored.get("name") == A2A else {}
+    options = Options.read_if_readable(standing.message.options) or Options()
+    stored: Mapping[str, Any] = options.about.get(PROTOCOL) or {}
+    if stored.get("name") == A2A:
+        return stored
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +159,6 @@ class DurableTask:
         return replace(self, standings=standings, asked=asked, is_asleep=is_asleep)
 
 
-def run_id_of(standing: Standing) -> str:
-    """Return the id of a message's run, or the id that the run will have if it has not begun."""
-    if standing.run is None:
-        return standing.message.id
-    return standing.run.id
-
-
 async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
     """Return the task that began with a run, None if there is none.
 
@@ -208,10 +204,7 @@ async def _find_first_answer(runtime: TenantRuntime, thread_id: str, run_id: str
 
 def _task_run_of(standing: Standing) -> str:
     """Return the id of the run with which the task of a run began."""
-    task: str | None = protocol_of(standing).get("task")
-    if task is None:
-        return run_id_of(standing)
-    return task
+    return protocol_of(standing).get("task") or run_id_of(standing)
 
 
 async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
@@ -278,16 +271,15 @@ async def list_tasks(
         task = tasks[first_run_id]
         if task is not None and task.standings[0].message.seq == standing.message.seq:
             found.append(task)
-    return found, page[-1].message.seq if len(page) == limit else None
+    if len(page) < limit:
+        return found, None
+    return found, page[-1].message.seq
 
 
 async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
     """Return a task in A2A's JSON form, with its reply or its question."""
     state, run = task.state, task.current.run
-    if run is None:
-        updated = task.current.message.accepted_at
-    else:
-        updated = run.updated_at
+    updated = responses.updated_at_of(task.current)
     status: JsonObject = {"state": state, "timestamp": responses.format_time(updated)}
     shown: JsonObject = {
         "id": task.id,
@@ -295,43 +287,37 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
         "status": status,
         "history": [asked for one in task.standings if (asked := _read_user_message(task, one)) is not None],
     }
-    if state in (COMPLETED, INPUT_REQUIRED) and run is not None:
-        if state == COMPLETED:
-            begun = task.standings[0].run or run
-            result = await result_of(runtime, task.thread_id, begun, run)
-            if (artifact := _make_artifact(task, result)) is not None:
-                shown["artifacts"] = [artifact]
-        else:
-            values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
-            if isinstance(values, dict):
-                questions = values.get(INTERRUPT, ())
-            else:
-                questions = ()
-            parts = [_make_part(one.get("value")) for one in questions]
-            status["message"] = _make_message(
-                task, parts or [{"text": "The agent waits for a message to go on."}]
-            )
-    elif task.is_asleep and run is not None:
-        row = await runtime.threads.get(task.thread_id)
-        waits = [wait for wait in row.waits.values() if wait.kind != "question"]
-        status["message"] = _make_message(task, [{"text": responses.wait_text(wait)} for wait in waits])
-    elif state == FAILED and run is not None:
-        error = responses.run_error(run)
-        status["message"] = _make_message(task, [{"text": f"{error['error']}: {error['message']}"}])
-    elif task.is_superseded:
-        reason = "The context continued with another message instead of an answer to the question."
-        status["message"] = _make_message(task, [{"text": reason}])
+    if state == COMPLETED and run is not None:
+        result = await result_of(runtime, task.thread_id, task.standings[0].run or run, run)
+        if (artifact := _make_artifact(task, result)) is not None:
+            shown["artifacts"] = [artifact]
+    if run is not None and (parts := await _describe_status(runtime, task, run)):
+        status["message"] = {
+            "messageId": f"{task.run_id}:{state}",
+            "role": "ROLE_AGENT",
+            "taskId": task.id,
+            "contextId": task.context_id,
+            "parts": parts,
+        }
     return shown
 
 
-def _make_message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
-    return {
-        "messageId": f"{task.run_id}:{task.state}",
-        "role": "ROLE_AGENT",
-        "taskId": task.id,
-        "contextId": task.context_id,
-        "parts": parts,
-    }
+async def _describe_status(runtime: TenantRuntime, task: DurableTask, run: Run) -> list[JsonObject]:
+    """Return the parts of the message about a task's state: its questions, or why it sleeps or has ended."""
+    if task.state == INPUT_REQUIRED:
+        values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
+        parts = [_make_part(one.get("value")) for one in list_asked(values)]
+        return parts or [{"text": "The agent waits for a message to go on."}]
+    if task.is_asleep:
+        row = await runtime.threads.get(task.thread_id)
+        waits = [wait for wait in row.waits.values() if wait.kind != "question"]
+        return [{"text": responses.wait_text(wait)} for wait in waits]
+    if task.state == FAILED:
+        error = responses.run_error(run)
+        return [{"text": f"{error['error']}: {error['message']}"}]
+    if task.is_superseded:
+        return [{"text": "The context continued with another message instead of an answer to the question."}]
+    return []
 
 
 def _make_part(value: Any) -> JsonObject:
@@ -346,27 +332,22 @@ def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     values, before = json.loads(to_json(result.after)), json.loads(to_json(result.before))
     if not isinstance(values, dict):
         return {"artifactId": task.run_id, "name": "values", "parts": [make_data_part(values)]}
-    earlier_messages = _select_messages(before)
-    for message in reversed(_select_messages(values)):
-        if message.get("type") == "ai" and message not in earlier_messages and (parts := parts_of(message)):
+    if not isinstance(before, dict):
+        before = {}
+    earlier_messages = list_messages(before)
+    for message in reversed(list_messages(values)):
+        is_new_reply = (
+            isinstance(message, dict) and message.get("type") == "ai" and message not in earlier_messages
+        )
+        if is_new_reply and (parts := parts_of(message)):
             return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
     outputs = {name: value for name, value in values.items() if name in result.outputs and name != _MESSAGES}
     if _MESSAGES in values:
         # Other values of a conversation are results of a task only if the task changed them.
-        old = before if isinstance(before, dict) else {}
-        outputs = {name: value for name, value in outputs.items() if old.get(name) != value}
+        outputs = {name: value for name, value in outputs.items() if before.get(name) != value}
     if not outputs:
         return None
     return {"artifactId": task.run_id, "name": "values", "parts": [make_data_part(outputs)]}
-
-
-def _select_messages(values: Any) -> list[JsonObject]:
-    messages = None
-    if isinstance(values, dict):
-        messages = values.get(_MESSAGES)
-    if isinstance(messages, list):
-        return [one for one in messages if isinstance(one, dict)]
-    return []
 
 
 def read_answer(standing: Standing) -> Any:
@@ -392,13 +373,10 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
     command = payload.get(COMMAND) or {}
     parts: list[JsonObject] = []
     if isinstance(values, dict):
-        messages = values.get("messages")
-        last = None
-        if isinstance(messages, list) and messages:
-            last = messages[-1]
+        last = next(reversed(list_messages(values)), None)
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
-        if others := {name: value for name, value in values.items() if name != "messages"}:
+        if others := {name: value for name, value in values.items() if name != _MESSAGES}:
             parts.append(make_data_part(others))
     elif RESUME in payload or "resume" in command:
         parts.append(_make_part(read_answer(standing)))

@@ -173,10 +173,9 @@ class Handlers(OnHandlers):
         try:
             identity, permissions, user_fields = _read_user(returned)
         except Exception as error:
+            reason = _describe_place(error)
             if isinstance(error, _NotAUser | TypeError):
                 reason = str(error)
-            else:
-                reason = _describe_place(error)
             raise _refuse_misuse(f"the authenticate handler did not return a valid user: {reason}") from error
         tenant = tenant_of({**user_fields, "identity": identity}, self._tenant_claims)
         return User(identity, tenant, permissions, user_fields)
@@ -209,10 +208,7 @@ def _require_request(connection: HTTPConnection) -> Request:
 
 
 def _list_scopes(connection: HTTPConnection) -> list[str]:
-    credentials = connection.scope.get("auth")
-    if credentials:
-        return list(credentials.scopes)
-    return []
+    return list(getattr(connection.scope.get("auth"), "scopes", ()))
 
 
 _ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
@@ -324,11 +320,10 @@ def _refuse_misuse(reason: str) -> Refusal:
 
 def _describe_place(error: BaseException) -> str:
     """Return an error's type and the place where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    location = ""
-    if frames:
-        location = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
-    return f"{type(error).__name__}{location}"
+    text = type(error).__name__
+    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+        text += f" at {PurePath(frame.filename).name}:{frame.lineno}"
+    return text
 
 
 def _read_user(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:

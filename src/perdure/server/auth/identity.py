@@ -34,9 +34,14 @@ class Refusal(Exception):
         self.detail = detail
         self.headers: dict[str, str] = dict(headers or {})
 
+    @property
+    def may_be_repeated(self) -> bool:
+        """True if the server or a limit is the cause, so that the same request may succeed later."""
+        return self.status >= 500 or self.status == 429
+
 
 @dataclass(frozen=True, slots=True)
-class User:
+class User(Mapping[str, Any]):
     """An authenticated user. ``tenant`` is the part of the storage key that owns the threads. ``fields`` is
     everything that the authenticator returned, as JSON data.
 
@@ -73,23 +78,8 @@ class User:
             "permissions": list(self.permissions),
         }
 
-    def get(self, key: str, default: Any = None, /) -> Any:
-        return self.dict().get(key, default)
-
-    def keys(self) -> Sequence[str]:
-        return list(self.dict())
-
-    def values(self) -> Sequence[Any]:
-        return list(self.dict().values())
-
-    def items(self) -> Sequence[tuple[str, Any]]:
-        return list(self.dict().items())
-
     def __getitem__(self, key: str) -> Any:
         return self.dict()[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.dict()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.dict())
@@ -99,7 +89,7 @@ class User:
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not found otherwise; during a copy the slots are not set yet.
-        if name.startswith("__") or name in User.__slots__ or name not in self.fields:
+        if name.startswith("__") or name in User.__dataclass_fields__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
         return wrap_dotted(self.fields[name])
 
@@ -109,7 +99,6 @@ class Gate(Protocol):
 
     async def authenticate(self, request: HTTPConnection) -> User:
         """Return the user of a request. ``Refusal`` if it cannot be determined or has no access."""
-        ...
 
     async def authorize(self, user: User, resource: str, action: str, value: _Fields) -> Filter | None:
         """Authorise an action, and return the filter of the objects that it may touch.
@@ -128,7 +117,6 @@ class Gate(Protocol):
         Raises:
             Refusal: the user may not do this at all.
         """
-        ...
 
 
 class OpenGate:
@@ -163,8 +151,8 @@ def tenant_of(claims: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def check_names(names: Sequence[object], setting: str) -> tuple[str, ...]:
     """Return the names of claims. ``BadSetting`` for one text instead of a list, and for an empty name."""
-    given = () if isinstance(names, str) else tuple(name for name in names if isinstance(name, str) and name)
-    if len(given) != len(names):
+    given = tuple(name for name in names if isinstance(name, str) and name)
+    if isinstance(names, str) or len(given) != len(names):
         raise BadSetting(f'{setting} has to be a list of names of claims, as in ["org_id", "sub"]')
     return given
 

@@ -108,9 +108,7 @@ class KeySet:
         ]
         if kid is None and len(fitting) != 1:
             return None
-        if fitting:
-            return fitting[0]
-        return None
+        return next(iter(fitting), None)
 
     async def _update(self) -> None:
         # Set before the fetch: if the client disconnects, this request ends here, and the next one must not
@@ -121,10 +119,9 @@ class KeySet:
                 keys = _read_keys(await self._fetch())
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self._is_down = True
+            reason = type(error).__name__
             if isinstance(error, _Unusable):
                 reason = str(error)
-            else:
-                reason = type(error).__name__
             _log.warning("keys for tokens: %s gave none (%s)", self._host, reason)
             return
         self._keys = keys
@@ -184,10 +181,9 @@ def _read_keys(body: bytes) -> Sequence[_PublishedKey]:
         data: object = json.loads(body)
     except RecursionError as error:
         raise _Unusable("an answer that is nested too deep") from error
+    published: object = None
     if isinstance(data, dict):
-        published: object = cast(dict[str, Any], data).get("keys")
-    else:
-        published = None
+        published = cast(dict[str, Any], data).get("keys")
     if not isinstance(published, list):
         raise _Unusable("an answer that is not JWKS")
     keys = [key for entry in cast(list[object], published) if (key := _read_key(entry)) is not None]
@@ -202,9 +198,8 @@ def _read_key(entry: object) -> _PublishedKey | None:
         return None
     data = cast(dict[str, Any], entry)
     uses: object = data.get("key_ops")
-    if data.get("kty") not in _KINDS or data.get("use", "sig") != "sig":
-        return None
-    if isinstance(uses, list) and "verify" not in uses:
+    is_other = data.get("kty") not in _KINDS or data.get("use", "sig") != "sig"
+    if is_other or (isinstance(uses, list) and "verify" not in uses):
         return None
     try:
         key: object = jwt.PyJWK(data).key

@@ -113,10 +113,10 @@ class JwtSettings:
             self._check_secret(self.secret)
 
     def _check_algorithms(self) -> None:
+        kind = "public key"
+        known: Sequence[str] = _SIGNED
         if self.secret is not None:
-            kind, known = ("secret", tuple(_SECRET_BYTES))
-        else:
-            kind, known = ("public key", _SIGNED)
+            kind, known = "secret", tuple(_SECRET_BYTES)
         if isinstance(self.algorithms, str) or not self.algorithms:
             raise BadSetting(f"algorithms has to be a list of the ones to accept, of {', '.join(known)}")
         for algorithm in self.algorithms:
@@ -162,10 +162,7 @@ class Jwt:
                 f"the token's {name} claim is missing or empty, or neither text nor a number"
             )
         tenant = tenant_of(claims, self._settings.tenant_claims)
-        if "display_name" in claims:
-            fields = claims
-        else:
-            fields = {**claims, "display_name": claims.get("name")}
+        fields = {"display_name": claims.get("name"), **claims}
         return User(identity, tenant, _read_permissions(claims), fields)
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import ParamSpec
 
 P = ParamSpec("P")
@@ -51,6 +52,17 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
         )
         process.start()
     return process
+
+
+@contextmanager
+def handle_stops(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call a handler for the signals that stop a server, within the block."""
+    previous_handlers = {number: signal.signal(number, handler) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)
 
 
 @contextmanager

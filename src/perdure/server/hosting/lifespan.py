@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.retention.sweeper import RetentionOptions
-from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime import Agent, Channel, Runtime, Settings
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import make_savers
 from perdure.runtime.agents.loading import DEFAULT_NAME, LoadedGraph, load_agent
@@ -36,7 +36,7 @@ from perdure.runtime.retention_loop import RetentionLoop
 from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter
-from perdure.server.runs.webhooks import of_variables
+from perdure.server.runs.webhooks import Webhooks, of_variables
 from perdure.storage.key_providers import EncryptionKey
 from perdure.storage.url import redact
 
@@ -182,7 +182,15 @@ def checkpoint_lifespan(
                     _log.warning(
                         "requests are not authenticated: anyone who reaches the routes may use every thread"
                     )
-                host = await _open_state(stack, database, agents, gate, settings)
+                host = await open_host(
+                    stack,
+                    database,
+                    agents,
+                    gate or OpenGate(tenant),
+                    of_variables(os.environ),
+                    settings=settings or Settings(shared_threads=True),
+                    all_tenants=gate is not None,
+                )
                 host.sweeps = sweeps
             app.state.perdure = _open(database, agents, host)
             stack.callback(delattr, app.state, "perdure")
@@ -214,28 +222,50 @@ def _open(database: Database, agents: Mapping[str, Agent], host: ServerState | N
     return Opened(database, MappingProxyType(checkpointers), store, MappingProxyType(graphs), host)
 
 
-async def _open_state(
+async def open_host(
     stack: AsyncExitStack,
     database: Database,
     agents: Mapping[str, Agent],
-    gate: Gate | None,
-    settings: Settings | None,
+    gate: Gate,
+    hooks: Webhooks | None,
+    *,
+    settings: Settings,
+    channels: Mapping[str, Channel] | None = None,
+    ended: Collection[str] = (),
+    state: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> ServerState:
     """Open the runtime and the state of the routes. They close before the database, streams first, so that a
-    run that is still in progress when its subscribers are disconnected can be stored."""
-    hooks = of_variables(os.environ)
-    settings = settings or Settings(shared_threads=True)
-    channels = {} if hooks is None else hooks.channels(settings)
+    run that is still in progress when its subscribers are disconnected can be stored.
+
+    Args:
+        stack: closes what is opened.
+        database: the database with the threads.
+        agents: the agents by the names of their graphs.
+        gate: authenticates and authorises requests.
+        hooks: sends the notices of runs; None to disable them.
+        settings: settings of the runtime.
+        channels: the runtime's further channels.
+        ended: names of processes that have ended, whose leases end with the start.
+        state: further arguments of ``ServerState.over``.
+        options: further arguments of the runtime.
+
+    Raises:
+        BadSetting: the runtime cannot work with these arguments.
+    """
+    all_channels, reach = dict(channels or {}), None
+    if hooks is not None:
+        all_channels = {**hooks.channels(settings), **all_channels}
+        reach = hooks.reach
     try:
-        runtime = Runtime(
-            database, agents, channels=channels, settings=settings, all_tenants=gate is not None
-        )
+        runtime = Runtime(database, agents, channels=all_channels, settings=settings, **options)
     except ValueError as error:
         raise BadSetting(str(error)) from error
     if hooks is not None:
         hooks.serve(runtime)
-    reach = None if hooks is None else hooks.reach
-    host = ServerState.over(runtime, OpenGate(database.tenant) if gate is None else gate, webhooks=reach)
+    if ended:
+        await runtime.end_leases_of(ended)
+    host = ServerState.over(runtime, gate, webhooks=reach, **(state or {}))
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)

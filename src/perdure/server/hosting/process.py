@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -13,20 +12,21 @@ from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.worker.node_threads import run_with_node_threads
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.config import Config, Cors
+from perdure.server.hosting.child_process import handle_stops
 from perdure.server.hosting.loopback import bind_clients_to
 from perdure.server.hosting.mounting import mount
 from perdure.server.hosting.startup import import_graphs, load_own_app, open_state, settings_of
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
-from perdure.web.connections import LimitedConnection
+from perdure.web.connections import make_server_config
 from perdure.web.guard import Guard
 from perdure.web.prefixes import Prefixed
 
@@ -58,12 +58,13 @@ def run_server(
 
 def run(serving: Coroutine[None, None, None]) -> None:
     """Run a server to its end, on uvloop where it is installed."""
-    with asyncio.Runner(loop_factory=uvicorn.Config(_nothing).get_loop_factory()) as runner:
+    # The configuration's application is never loaded.
+    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
         runner.run(serving)
 
 
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Application that is never called."""
+async def _do_nothing() -> None:
+    """Do nothing at the start or stop."""
 
 
 _ABORTED = "ASGI callable returned without completing response."
@@ -75,8 +76,8 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        ready: Callable[[], Awaitable[None]],
-        stopping: Callable[[], Awaitable[None]],
+        ready: Callable[[], Awaitable[None]] = _do_nothing,
+        stopping: Callable[[], Awaitable[None]] = _do_nothing,
     ) -> None:
         super().__init__(config)
         self._ready = ready
@@ -92,18 +93,14 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # The base class raises the signal again after the shutdown, which would cancel the clean-up.
-        previous_handlers = {
-            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
-        }
         log = logging.getLogger("uvicorn.error")
         log.addFilter(self._is_worth_logging)
         try:
-            yield
+            # The base class raises the signal again after the shutdown, which would cancel the clean-up.
+            with handle_stops(self.handle_exit):
+                yield
         finally:
             log.removeFilter(self._is_worth_logging)
-            for number, handler in previous_handlers.items():
-                signal.signal(number, handler)
 
     def _is_worth_logging(self, record: logging.LogRecord) -> bool:
         """Return False for uvicorn's error message about streams that end with the server, from the signal
@@ -166,17 +163,9 @@ async def _serve(
             ready()
 
         drain = round(host.runtime.settings.drain)
-        prefix = config.http.mount_prefix
-        routed = app if prefix is None else Prefixed(app, prefix)
-        settings = uvicorn.Config(
-            RequestLog(
-                guard(routed, host.gate, config.http.cors, listener, config.http.hosts),
-                config.http.mount_prefix,
-            ),
-            http=LimitedConnection,
-            log_level="warning",
-            lifespan="off",
-            timeout_graceful_shutdown=max(1, drain),
-            server_header=False,
-        )
+        routed: ASGIApp = app
+        if (prefix := config.http.mount_prefix) is not None:
+            routed = Prefixed(app, prefix)
+        guarded = guard(routed, host.gate, config.http.cors, listener, config.http.hosts)
+        settings = make_server_config(RequestLog(guarded, prefix), max(1, drain))
         await Server(settings, notify_ready, host.close).serve(sockets=[listener])

@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -28,7 +27,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple
 
-import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from watchfiles import Change, DefaultFilter, watch
@@ -42,10 +40,10 @@ from perdure.runtime.runtime import process_name
 from perdure.server.auth.identity import OpenGate
 from perdure.server.config import Config, Cors
 from perdure.server.hosting import child_process
-from perdure.server.hosting.child_process import STOPS
+from perdure.server.hosting.child_process import handle_stops
 from perdure.server.hosting.process import Server, guard, run, run_server
 from perdure.storage.url import backend_of
-from perdure.web.connections import LimitedConnection
+from perdure.web.connections import make_server_config
 
 _log = logging.getLogger("perdure.server")
 
@@ -120,49 +118,45 @@ def serve_reloading(
                 process.kill()
         stopping.set()
 
-    previous_handlers = {number: signal.signal(number, stop) for number in STOPS}
+    def start_refusals(exit_code: int) -> None:
+        announce_end(
+            f"The process ended with {exit_code} while it loaded the project. The next save is waited for."
+        )
+        current.append(child_process.start(_serve_refusals, listener))
+
     ended: deque[str] = deque(maxlen=_ENDED_MAX)
     changed: tuple[str, ...] = ()
     has_served = False
-    try:
-        while not stopping.is_set():
-            token = secrets.token_hex(3)
-            receiver, sender = multiprocessing.Pipe(duplex=False)
-            began_ns, began = time.time_ns(), time.monotonic()
-            announced = changed if has_served else ()
-            process = child_process.start(_serve, terms, listener, token, tuple(ended), sender, announced)
-            sender.close()
-            current[:] = [process]
-
-            def start_refusals(exit_code: int, processes: list[BaseProcess] = current) -> None:
-                announce_end(
-                    f"The process ended with {exit_code} while it loaded the project. The next save is "
-                    "waited for."
+    with handle_stops(stop):
+        try:
+            while not stopping.is_set():
+                token = secrets.token_hex(3)
+                receiver, sender = multiprocessing.Pipe(duplex=False)
+                began_ns, began = time.time_ns(), time.monotonic()
+                announced = changed if has_served else ()
+                process = child_process.start(_serve, terms, listener, token, tuple(ended), sender, announced)
+                sender.close()
+                current[:] = [process]
+                watching = _Watching(
+                    receiver, {str(path.absolute()) for path in config.files}, config.root, began_ns
                 )
-                processes.append(child_process.start(_serve_refusals, listener))
-
-            watching = _Watching(
-                receiver, {str(path.absolute()) for path in config.files}, config.root, began_ns
-            )
-            changed = watching.wait(process, stopping, start_refusals)
-            has_served = has_served or watching.has_served()
-            exit_code = process.exitcode
-            for each in current:
-                _stop(each)
-            receiver.close()
-            ended.append(process_name(process.pid or 0, token))
-            for path in changed:
-                _forget_compiled(path)
-            if exit_code is None or changed or stopping.is_set():
-                continue
-            announce_end(f"The server process ended with {exit_code}; another one starts.")
-            if time.monotonic() - began < _SHORT_S:
-                stopping.wait(_PAUSE_S)
-    finally:
-        for process in current:
-            _stop(process)
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+                changed = watching.wait(process, stopping, start_refusals)
+                has_served = has_served or watching.has_served()
+                exit_code = process.exitcode
+                for each in current:
+                    _stop(each)
+                receiver.close()
+                ended.append(process_name(process.pid or 0, token))
+                for path in changed:
+                    _forget_compiled(path)
+                if exit_code is None or changed or stopping.is_set():
+                    continue
+                announce_end(f"The server process ended with {exit_code}; another one starts.")
+                if time.monotonic() - began < _SHORT_S:
+                    stopping.wait(_PAUSE_S)
+        finally:
+            for process in current:
+                _stop(process)
 
 
 def _stop(process: BaseProcess) -> None:
@@ -400,15 +394,5 @@ def _serve_refusals(listener: socket.socket) -> None:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
 
-    async def do_nothing() -> None:
-        """Do nothing at the start and stop."""
-
-    settings = uvicorn.Config(
-        guard(refuse, OpenGate(), Cors(), listener),
-        http=LimitedConnection,
-        log_level="warning",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-        server_header=False,
-    )
-    run(Server(settings, do_nothing, do_nothing).serve(sockets=[listener]))
+    settings = make_server_config(guard(refuse, OpenGate(), Cors(), listener), 1)
+    run(Server(settings).serve(sockets=[listener]))

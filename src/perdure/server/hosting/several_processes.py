@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -17,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Collection
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import NamedTuple
 
 from perdure.errors import PerdureError, Unavailable
@@ -27,7 +25,7 @@ from perdure.runtime.log_output import configure_logging
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting import child_process
-from perdure.server.hosting.child_process import STOPS
+from perdure.server.hosting.child_process import handle_stops
 from perdure.server.hosting.process import run_server
 from perdure.storage.url import backend_of
 
@@ -84,11 +82,6 @@ def serve_many(
     exempt_existing()
     stopping = threading.Event()
 
-    def stop(number: int, _: FrameType | None) -> None:
-        stopping.set()
-
-    previous_handlers = {number: signal.signal(number, stop) for number in STOPS}
-
     given = _Given(config, works, log_level)
     ended: deque[str] = deque(maxlen=_ENDED_MAX)
 
@@ -97,31 +90,30 @@ def serve_many(
         process = child_process.start(_serve, given, listener, token, tuple(ended))
         return _Child(process, token, time.monotonic())
 
-    children = [start_child() for _ in range(processes)]
-    code = 0
-    try:
-        while not stopping.wait(_POLL_S):
-            for index, child in enumerate(children):
-                pid, status = child.process.pid, child.process.exitcode
-                if status is None or pid is None:
-                    continue
-                if status == _CANNOT_START:
-                    code = 1
-                    stopping.set()
-                    break
-                _log.warning("server process %s ended with %s; another one starts", pid, status)
-                ended.append(process_name(pid, child.token))
-                if time.monotonic() - child.started_at < _SHORT_S and stopping.wait(_PAUSE_S):
-                    break
-                children[index] = start_child()
-    finally:
-        for child in children:
-            if child.process.exitcode is None:
-                child.process.terminate()
-        for child in children:
-            child.process.join()
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+    with handle_stops(lambda *_: stopping.set()):
+        children = [start_child() for _ in range(processes)]
+        code = 0
+        try:
+            while not stopping.wait(_POLL_S):
+                for index, child in enumerate(children):
+                    pid, status = child.process.pid, child.process.exitcode
+                    if status is None or pid is None:
+                        continue
+                    if status == _CANNOT_START:
+                        code = 1
+                        stopping.set()
+                        break
+                    _log.warning("server process %s ended with %s; another one starts", pid, status)
+                    ended.append(process_name(pid, child.token))
+                    if time.monotonic() - child.started_at < _SHORT_S and stopping.wait(_PAUSE_S):
+                        break
+                    children[index] = start_child()
+        finally:
+            for child in children:
+                if child.process.exitcode is None:
+                    child.process.terminate()
+            for child in children:
+                child.process.join()
     return code
 
 
@@ -131,13 +123,7 @@ def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection
         show_failures()
     try:
         name = process_name(os.getpid(), token)
-        run_server(
-            given.config,
-            listener,
-            works=given.works,
-            name=name,
-            ended=ended,
-        )
+        run_server(given.config, listener, works=given.works, name=name, ended=ended)
     except Unavailable as error:
         # The database may come back; the supervisor starts another process.
         _log.error("%s", error)

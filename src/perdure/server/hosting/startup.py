@@ -18,12 +18,11 @@ from starlette.applications import Starlette
 from perdure.channels.chat_channel import ChatChannel
 from perdure.config.resolve import add_import_folders, make_folder_of, make_runtime_settings, set_variables
 from perdure.config.store_database import store_database
-from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.memory.policy import verified_user
 from perdure.retention.sweeper import RetentionOptions
-from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime import Agent, Settings
 from perdure.runtime.agents.loading import LoadedGraph, find, load_agent
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.observers import Observer, Observers, RunLogs
@@ -32,11 +31,11 @@ from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, OpenGate
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
-from perdure.server.configurable_headers import NO_HEADERS, Headers
+from perdure.server.configurable_headers import Headers
+from perdure.server.hosting.lifespan import open_host
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.resources import ServerState
-from perdure.server.runs.crons import CronStarter
-from perdure.server.runs.webhooks import Webhooks, webhooks
+from perdure.server.runs.webhooks import webhooks
 
 _log = logging.getLogger("perdure.server")
 
@@ -78,7 +77,6 @@ async def open_state(
     gate = gate_of(config)
     if isinstance(gate, OpenGate):
         _require_users(agents)
-    settings = settings_of(config)
     make_folder_of(config.database_url)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(
@@ -91,94 +89,49 @@ async def open_state(
         )
         store = await store_database(stack, config.store_url, development=config.development, key=config.keys)
         chats = [await stack.enter_async_context(chat) for chat in _make_chats(config)]
-        made = _make_runtime(
-            config, (database, store), agents, chats, settings=settings, works=works, name=name
-        )
-        if ended:
-            await made[0].end_leases_of(ended)
-        host = await _start_runtime(stack, config, made, gate=gate, store=store)
-        host.chats = chats
-        for chat in chats:
-            await stack.enter_async_context(chat.poll(host.runtime))
-        yield host
-
-
-def _make_runtime(
-    config: Config,
-    databases: tuple[Database, Database | None],
-    agents: Mapping[str, Agent],
-    chats: Sequence[ChatChannel],
-    *,
-    settings: Settings,
-    works: bool,
-    name: str | None,
-) -> tuple[Runtime, Webhooks | None]:
-    """Return the runtime, and the object that calls its webhooks, None if they are disabled. ``databases``
-    are the one with the threads, and the one with the store, None if that is the same."""
-    hooks = webhooks(config.http, development=config.development)
-    try:
-        runtime = Runtime(
-            databases[0],
+        host = await open_host(
+            stack,
+            database,
             agents,
-            channels={
-                **({} if hooks is None else hooks.channels(settings)),
-                **{name: channel for chat in chats for name, channel in chat.channels.items()},
-            },
-            settings=settings,
+            gate,
+            webhooks(config.http, development=config.development),
+            settings=settings_of(config),
+            channels={name: channel for chat in chats for name, channel in chat.channels.items()},
+            ended=ended,
+            state=_list_state_arguments(config),
             works=works,
             all_tenants=True,
             observers=_make_observers(),
             name=name,
             store_ttl=config.store,
-            store_index=None if config.store_index is None else config.store_index.load(config.root),
-            store_database=databases[1],
+            store_index=config.store_index and config.store_index.load(config.root),
+            store_database=store,
             thread_ttl=config.checkpointer,
         )
-    except ValueError as error:
-        raise BadSetting(str(error)) from error
-    return runtime, hooks
+        host.signal_secrets, host.chats = config.http.signal_secrets, chats
+        host.sweeps = RetentionLoop(
+            database,
+            Observers(_make_observers()),
+            every=config.retention.every,
+            options=RetentionOptions(all_tenants=True, share=config.retention.share),
+            store=store,
+        )
+        await stack.enter_async_context(host.sweeps)
+        for chat in chats:
+            await stack.enter_async_context(chat.poll(host.runtime))
+        yield host
 
 
-async def _start_runtime(
-    stack: AsyncExitStack,
-    config: Config,
-    made: tuple[Runtime, Webhooks | None],
-    *,
-    gate: Gate,
-    store: Database | None,
-) -> ServerState:
-    runtime, hooks = made
-    if hooks is not None:
-        hooks.serve(runtime)
-    reach = None if hooks is None else hooks.reach
-    described = {name: place.description for name, place in config.graphs.items() if place.description}
+def _list_state_arguments(config: Config) -> dict[str, Any]:
+    """Return the configured arguments of ``ServerState.over``."""
+    arguments: dict[str, Any] = {
+        "limits": config.limits,
+        "descriptions": {name: each.description for name, each in config.graphs.items() if each.description},
+        "configs": config.assistants,
+    }
     if config.http.configurable_headers:
-        headers = Headers(*config.http.configurable_headers)
-    else:
-        headers = NO_HEADERS
-    host = ServerState.over(
-        runtime,
-        gate,
-        limits=config.limits,
-        webhooks=reach,
-        descriptions=described,
-        configs=config.assistants,
-        headers=headers,
-    )
-    host.signal_secrets = config.http.signal_secrets
-    CronStarter(host).serve()
-    await stack.enter_async_context(runtime)
-    stack.push_async_callback(host.close)
-    options = RetentionOptions(all_tenants=True, share=config.retention.share)
-    host.sweeps = RetentionLoop(
-        runtime.database,
-        Observers(_make_observers()),
-        every=config.retention.every,
-        options=options,
-        store=store,
-    )
-    await stack.enter_async_context(host.sweeps)
-    return host
+        arguments["headers"] = Headers(*config.http.configurable_headers)
+    return arguments
 
 
 def _make_chats(config: Config) -> Sequence[ChatChannel]:
@@ -212,8 +165,7 @@ def prepare(config: Config) -> None:
 
 def gate_of(config: Config) -> Gate:
     """Return the gate that the configuration describes."""
-    auth, jwt = config.auth, config.auth.jwt
-    rules: Auth | None = None
+    auth, rules = config.auth, None
     if auth.handlers is not None:
         rules = _load(config, auth.handlers).found
         if not isinstance(rules, Auth):
@@ -221,8 +173,8 @@ def gate_of(config: Config) -> Gate:
                 f"{auth.handlers} is not a langgraph_sdk.Auth but {type(rules).__name__}; name the object "
                 "that has the handlers"
             )
-    if jwt is not None:
-        return Jwt(JwtSettings(**jwt), None if rules is None else Rules(rules))
+    if auth.jwt is not None:
+        return Jwt(JwtSettings(**auth.jwt), None if rules is None else Rules(rules))
     if rules is not None:
         return Handlers(rules, auth.tenant_claims)
     if not config.development:

@@ -38,7 +38,6 @@ from starlette.types import Receive, Scope, Send
 from perdure.errors import PerdureError
 from perdure.model.runs.messages import FAILED, WAITING
 from perdure.model.runs.waits import read_waits
-from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
 from perdure.server import error_handlers, responses
@@ -52,6 +51,7 @@ from perdure.server.runs.run_creation import AcceptedRun, submit
 from perdure.server.runs.run_request_headers import without_terms
 from perdure.server.runs.run_values import values_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
+from perdure.server.state_snapshots import list_asked
 from perdure.server.validation_faults import fault_text
 
 _PAGE = 100
@@ -92,7 +92,9 @@ class _Exchange:
 
     async def list_tools(self, _: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         """Return a page of the tools that the user may call."""
-        start = _parse_cursor(None if params is None else params.cursor)
+        start = 0
+        if params is not None and params.cursor is not None:
+            start = _parse_cursor(params.cursor)
         try:
             named = list(name_tools(self._caller, await find_visible_assistants(self._caller)).items())
             page = named[start : start + _PAGE]
@@ -111,8 +113,10 @@ class _Exchange:
             )
             for name, assistant in page
         ]
-        has_more = start + _PAGE < len(named)
-        return ListToolsResult(tools=tools, next_cursor=str(start + _PAGE) if has_more else None)
+        following = None
+        if start + _PAGE < len(named):
+            following = str(start + _PAGE)
+        return ListToolsResult(tools=tools, next_cursor=following)
 
     async def call_tool(self, _: Any, params: CallToolRequestParams) -> CallToolResult:
         """Run the agent of a tool and return its reply. The error of a run that fails, or of input that the
@@ -122,7 +126,7 @@ class _Exchange:
         except ValidationError as error:
             return _make_failure_result("InvalidArguments", fault_text(error.errors()[0]))
         except Refusal as refusal:
-            if refusal.status >= 500 or refusal.status == 429:
+            if refusal.may_be_repeated:
                 raise _protocol_error(refusal) from refusal
             return _make_failure_result("Refused", refusal.detail)
         except PerdureError as error:
@@ -172,10 +176,7 @@ class _Exchange:
             return _make_failure_result(error["error"], error["message"])
         values = json.loads(to_json(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
-            if isinstance(values, dict):
-                asked = values.get(INTERRUPT, ())
-            else:
-                asked = ()
+            asked = list_asked(values)
             waits = [wait for wait in read_waits(run.note).values() if wait.kind != "question"]
             if waits and not asked:
                 text = " ".join(map(responses.wait_text, waits))
@@ -190,12 +191,10 @@ class _Exchange:
                 f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
                 "with what it asks for, or talk to it over A2A or the API of threads",
             )
-        if isinstance(values, dict):
-            structured = values
-        else:
-            structured = {"output": values}
         content = reply_of(values) or [TextContent(text=json.dumps(values, ensure_ascii=False))]
-        return CallToolResult(content=content, structured_content=structured)
+        if not isinstance(values, dict):
+            values = {"output": values}
+        return CallToolResult(content=content, structured_content=values)
 
 
 async def _abandon(caller: Caller, accepted: AcceptedRun) -> None:
@@ -228,20 +227,18 @@ def _make_failure_result(kind: str, message: str) -> CallToolResult:
 
 
 def _protocol_error(error: Refusal | PerdureError) -> MCPError:
+    code = INTERNAL_ERROR
     if isinstance(error, Refusal):
-        if error.status >= 500:
-            code = INTERNAL_ERROR
-        else:
+        text, kind, status = error.detail, "Refused", error.status
+        if status < 500:
             code = INVALID_PARAMS
-        return MCPError(code, error.detail, {"error": "Refused", "status": error.status})
-    sentence = error_handlers.make_public_message(error)
-    kind, status = type(error).__name__, error_handlers.status_of(error)
-    return MCPError(INTERNAL_ERROR, sentence, {"error": kind, "status": status})
+    else:
+        text, kind = error_handlers.make_public_message(error), type(error).__name__
+        status = error_handlers.status_of(error)
+    return MCPError(code, text, {"error": kind, "status": status})
 
 
-def _parse_cursor(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
+def _parse_cursor(cursor: str) -> int:
     if not cursor.isdecimal() or len(cursor) > 9:
         raise MCPError(
             INVALID_PARAMS, f"{cursor[:20]!r} is not a cursor; send the nextCursor of the last page"

@@ -17,18 +17,16 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from perdure.server.state_snapshots import list_messages
+
 _FILES = frozenset({"image", "audio", "video", "file", "text-plain"})
+_CONTENT: Mapping[str, type[ImageContent | AudioContent]] = {"image": ImageContent, "audio": AudioContent}
 
 
 def reply_of(values: Any) -> list[ContentBlock]:
     """Return the content of the last message of an agent, nothing if its values do not end with one."""
-    messages = None
-    if isinstance(values, dict):
-        messages = values.get("messages")
-    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
-        return []
-    last = messages[-1]
-    if last.get("type") != "ai":
+    last = next(reversed(list_messages(values)), None)
+    if not isinstance(last, dict) or last.get("type") != "ai":
         return []
     content = last.get("content")
     if isinstance(content, str):
@@ -73,7 +71,6 @@ def _make_file(block: Mapping[str, Any], number: int) -> ContentBlock | None:
     data = given.get("base64") or given.get("data")
     if data is None:
         return None
-    if kind in ("image", "audio") and media_type is not None:
-        kind_of_content = ImageContent if kind == "image" else AudioContent
-        return kind_of_content(data=data, mime_type=media_type)
+    if kind in _CONTENT and media_type is not None:
+        return _CONTENT[kind](data=data, mime_type=media_type)
     return EmbeddedResource(resource=BlobResourceContents(uri=uri, mime_type=media_type, blob=data))

@@ -90,13 +90,13 @@ def name_tools(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Ass
     counts = Counter(assistant.name for assistant in assistants)
     named: dict[str, Assistant] = {}
     for assistant in assistants:
+        name = assistant.name
+        is_free = name not in graphs and counts[name] == 1
         if caller.host.assistants.is_default(assistant.assistant_id):
-            name = assistant.graph_id
-            is_free = True
-        else:
-            name = assistant.name
-            is_free = name not in graphs and counts[name] == 1
-        named[name if is_free and _NAME.fullmatch(name) else make_lasting_name(assistant)] = assistant
+            name, is_free = assistant.graph_id, True
+        if not is_free or not _NAME.fullmatch(name):
+            name = make_lasting_name(assistant)
+        named[name] = assistant
     return named
 
 
@@ -143,9 +143,10 @@ async def _input_of(caller: Caller, graph_id: str) -> ToolInput:
     schema = _with_short_messages(schema)
     if schema.get("type") == "object":
         return ToolInput(schema, is_wrapped=False)
-    definitions = schema.pop("$defs", None)
     wrapped: Schema = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT]}
-    return ToolInput(wrapped | ({} if definitions is None else {"$defs": definitions}), is_wrapped=True)
+    if "$defs" in schema:
+        wrapped["$defs"] = schema.pop("$defs")
+    return ToolInput(wrapped, is_wrapped=True)
 
 
 def _with_short_messages(schema: Schema) -> Schema:
@@ -154,7 +155,9 @@ def _with_short_messages(schema: Schema) -> Schema:
     definitions: Mapping[str, Any] = schema.get("$defs") or {}
     if not definitions.keys() >= _MESSAGE_NAMES:
         return dict(schema)
-    shortened = _shorten({name: each for name, each in schema.items() if name != "$defs"}, definitions)
+    shortened: Schema = _shorten(
+        {name: each for name, each in schema.items() if name != "$defs"}, definitions
+    )
     kept: dict[str, Any] = {}
     left = _find_references(shortened)
     while left:
@@ -162,8 +165,9 @@ def _with_short_messages(schema: Schema) -> Schema:
         if name in definitions and name not in kept:
             kept[name] = _shorten(definitions[name], definitions)
             left |= _find_references(kept[name])
-    result: Schema = {**shortened, **({"$defs": kept} if kept else {})}
-    return result
+    if kept:
+        shortened["$defs"] = kept
+    return shortened
 
 
 _REFERENCE = "#/$defs/"
@@ -186,9 +190,8 @@ def _find_references(node: Any) -> set[str]:
         return set().union(*map(_find_references, node))
     if not isinstance(node, dict):
         return set()
+    found = set().union(*map(_find_references, node.values()))
     reference = node.get("$ref")
     if isinstance(reference, str) and reference.startswith(_REFERENCE):
-        found = {reference.removeprefix(_REFERENCE)}
-    else:
-        found = set()
-    return found.union(*map(_find_references, node.values()))
+        found.add(reference.removeprefix(_REFERENCE))
+    return found

@@ -9,9 +9,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from perdure.runtime.json_encoding import to_json
-from perdure.server.auth.identity import OpenGate, Refusal
+from perdure.server.auth.identity import Refusal
 from perdure.server.openapi import make_router
-from perdure.server.origins import is_allowed, is_rebound
+from perdure.server.origins import require_own_page
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 
@@ -31,9 +31,7 @@ def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
     @router.post("/a2a/{assistant_id}")
     async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
         """Answer one request of the A2A protocol, JSON-RPC. A task is a run, its context a thread."""
-        is_open = isinstance(caller.host.gate, OpenGate)
-        if not is_allowed(request) or (is_open and is_rebound(request)):
-            raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
+        require_own_page(request, caller.host.gate, "talk to agents")
         try:
             from perdure.server.a2a.dispatch import respond
         except ModuleNotFoundError as error:

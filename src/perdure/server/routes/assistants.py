@@ -219,14 +219,12 @@ async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest)
     unused number."""
     found, conditions, _ = await _find_to_change(caller, assistant_id, {"version": asked.version})
     assistants, tenant = caller.host.assistants, caller.user.tenant
-    chosen = [
-        v for v in await assistants.read_versions(tenant, found.assistant_id) if v.version == asked.version
-    ]
-    if chosen and not caller.host.assistants.is_default(found.assistant_id):
-        require_stamp(conditions, chosen[0].metadata)
     current = None
-    if chosen:
-        current = await assistants.choose(tenant, found.assistant_id, asked.version)
+    for version in await assistants.read_versions(tenant, found.assistant_id):
+        if version.version == asked.version:
+            if not assistants.is_default(found.assistant_id):
+                require_stamp(conditions, version.metadata)
+            current = await assistants.choose(tenant, found.assistant_id, asked.version)
     if current is None:
         raise no_assistant_error(f"{assistant_id} version {asked.version}")
     return Json(responses.assistant(current))
@@ -311,10 +309,7 @@ async def _find_to_change(
 async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Assistant], A]:
     """Return the assistants that a search finds, and the search as the gate left it. ``page`` has the names
     of the fields that choose a page."""
-    names = ("metadata", "graph_id", *page)
-    value: dict[str, Any] = {name: getattr(asked, name) for name in names}
-    conditions = await caller.may("assistants", "search", value)
-    asked = asked.model_copy(update={name: value[name] for name in names})
+    asked, conditions = await caller.narrow("assistants", asked, ("metadata", "graph_id", *page))
     part = (asked.name or "").casefold()
     found = [
         assistant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -200,8 +201,9 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
         if not caller.sees(conditions, before.metadata):
             raise _missing_error(str(cron_id))
         job = _change(caller, before, given, value["metadata"])
-        is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
-        return Due(job.dump(), _find_first_time(job, now) if is_moved else stored.due_at)
+        if (job.schedule, job.enabled) == (before.schedule, before.enabled):
+            return Due(job.dump(), stored.due_at)
+        return Due(job.dump(), _find_first_time(job, now))
 
     return Json(_show(await caller.runtime.crons.change(str(cron_id), alter)))
 
@@ -271,35 +273,29 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
     new = _select_payload(given)
     current = job.schedule
     schedule = Schedule(
-        given.get("schedule", current.expression),
-        given.get("timezone", current.timezone),
-        _to_micros_or_none(given["end_time"]) if "end_time" in given else current.end,
+        given.get("schedule", current.expression), given.get("timezone", current.timezone), current.end
     )
-    completion = given.get("on_run_completed", job.on_run_completed)
+    if "end_time" in given:
+        schedule = schedule._replace(end=_to_micros_or_none(given["end_time"]))
     if job.thread_id is not None and given.get("on_run_completed") is not None:
         raise Refusal(422, "on_run_completed is for crons without a thread; this one has a thread")
-    return CronJob(
-        assistant_id=job.assistant_id,
-        graph_id=job.graph_id,
-        thread_id=job.thread_id,
-        thread=job.thread,
+    if new:
+        job = replace(job, user=_choose_stored_user(caller.user))
+    return replace(
+        job,
         schedule=schedule,
         payload=_check_payload(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
         metadata={**job.metadata, **metadata},
-        on_run_completed=completion,
+        on_run_completed=given.get("on_run_completed", job.on_run_completed),
         enabled=given.get("enabled", job.enabled),
-        user=_choose_stored_user(caller.user) if new else job.user,
-        last=job.last,
     )
 
 
 def _drop_claims(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that were sent, with metadata that states nothing about an authenticated user."""
-    if "metadata" in given:
-        checked = {"metadata": without_claims(user, given["metadata"])}
-    else:
-        checked = {}
-    return {**given, **checked}
+    if "metadata" not in given:
+        return dict(given)
+    return {**given, "metadata": without_claims(user, given["metadata"])}
 
 
 def _select_payload(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,13 +371,10 @@ async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cro
     """Return the crons that a search finds, and the search as the authorization handler left it. ``page`` has
     the names of the fields that choose a page."""
     names = ("assistant_id", "thread_id", "metadata", *page)
-    value: dict[str, Any] = {name: getattr(asked, name) for name in names}
-    conditions = await caller.may("crons", "search", value)
-    asked = asked.model_copy(update={name: value[name] for name in names})
-    named = asked.assistant_id
-    assistant_id = None
-    if named is not None:
-        assistant_id = caller.host.assistants.id_of(named) or named
+    asked, conditions = await caller.narrow("crons", asked, names)
+    assistant_id = asked.assistant_id
+    if assistant_id is not None:
+        assistant_id = caller.host.assistants.id_of(assistant_id) or assistant_id
     found = [
         cron
         for cron in await caller.runtime.crons.read_all()
@@ -399,15 +392,14 @@ def _show(cron: Cron) -> dict[str, Any]:
     last = dict(job.last)
     if last:
         last["at"] = responses.format_time(last["at"])
-    end = job.schedule.end
     return {
         "cron_id": cron.id,
         "assistant_id": job.assistant_id,
         "thread_id": job.thread_id,
         "schedule": job.schedule.expression,
         "timezone": job.schedule.timezone,
-        "end_time": None if end is None else responses.format_time(end),
-        "next_run_date": None if cron.due_at is None else responses.format_time(cron.due_at),
+        "end_time": responses.format_optional_time(job.schedule.end),
+        "next_run_date": responses.format_optional_time(cron.due_at),
         "payload": {**job.payload, "assistant_id": job.assistant_id, "schedule": job.schedule.expression},
         "metadata": dict(job.metadata),
         "on_run_completed": job.on_run_completed,

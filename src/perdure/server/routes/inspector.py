@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from langgraph.pregel import Pregel
 from starlette.responses import Response
 
 from perdure.database.base import handle_of
@@ -27,10 +26,12 @@ from perdure.inspector.access import (
     ReplaySource,
     RunStart,
     Sees,
+    UserDataNames,
     describe_tenant_refusal,
 )
 from perdure.inspector.pages import PATH, make_inspector_pages
 from perdure.inspector.web import json_response, read_body
+from perdure.langgraph.reading.readable_states import Graph
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
@@ -117,20 +118,16 @@ class ServerAccess:
     def agents(self) -> Iterable[Agent]:
         return self._caller.host.runtime.graphs.values()
 
-    async def authorize_user_data(
-        self,
-        right: DataRight,
-        cron_ids: Sequence[str],
-        assistant_ids: Sequence[str],
-        namespaces: Sequence[tuple[str, ...]],
-    ) -> None:
-        wanted: list[tuple[str, dict[str, Any]]] = [("crons", {"cron_id": name}) for name in cron_ids]
-        wanted += (("assistants", {"assistant_id": name}) for name in assistant_ids)
-        wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in namespaces)
+    async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
+        wanted: list[tuple[str, dict[str, Any]]] = [("crons", {"cron_id": name}) for name in names.crons]
+        wanted += (("assistants", {"assistant_id": name}) for name in names.assistants)
+        wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in names.namespaces)
         for resource, value in wanted:
             before = dict(value)
-            # Handlers have no right to read an item of the store, but one to get it.
-            action = "get" if (resource, right) == ("store", "read") else right
+            action: str = right
+            if (resource, right) == ("store", "read"):
+                # Handlers have no right to read an item of the store, but one to get it.
+                action = "get"
             try:
                 conditions = await self._caller.may(resource, action, value)
             except Refusal as refused:
@@ -153,15 +150,11 @@ class ServerAccess:
             # An action on many threads continues with the others after this error.
             raise NotAllowed(refused.detail) from refused
 
-    def open_graph(
-        self, name: str | None, thread_id: str
-    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+    def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         return self._caller.open_graph(self._find_graph(name), "threads.update", thread_id)
 
     @asynccontextmanager
-    async def open_to_draw(
-        self, name: str | None, thread_id: str
-    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def open_to_draw(self, name: str | None, thread_id: str) -> AsyncIterator[Graph]:
         found = await self._caller.authorize_assistant(self._find_graph(name), "read")
         async with self._caller.open_graph(found.graph_id, "assistants.read", thread_id) as graph:
             yield graph

@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 from fastapi import Request, Response
 
-from perdure.server.auth.identity import OpenGate, Refusal
+from perdure.server.auth.identity import Refusal
 from perdure.server.openapi import make_router
-from perdure.server.origins import is_allowed, is_rebound
+from perdure.server.origins import require_own_page
 from perdure.server.resources import CallerNow, GatedRoute
 from perdure.server.streaming.reading_rights import RunRights
 
@@ -21,9 +21,7 @@ MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
 @router.post("/mcp")
 async def exchange(caller: CallerNow, request: Request) -> Response:
     """Answer one request of the Model Context Protocol. There are no sessions, and no stream to listen on."""
-    is_open = isinstance(caller.host.gate, OpenGate)
-    if not is_allowed(request) or (is_open and is_rebound(request)):
-        raise Refusal(403, "pages of this origin may not call tools here; allow it in http.cors")
+    require_own_page(request, caller.host.gate, "call tools")
     try:
         from perdure.server.mcp.exchange import McpResponse
     except ModuleNotFoundError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlencode
 
@@ -139,7 +138,7 @@ async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
         raise _make_missing_error(accepted.run_id)
     return Json(
         _show_accepted(standing, accepted.thread_id, is_new=accepted.is_new),
-        headers=_make_addresses(accepted, None),
+        headers={"Content-Location": path_of(accepted.thread_id, accepted.run_id)},
     )
 
 
@@ -240,7 +239,9 @@ async def list_runs(
             break
         after = page[-1].message.seq
     found = shown[offset : offset + limit]
-    return Json(found if not select else [responses.select_parts(one, _parse_list(select)) for one in found])
+    if select:
+        found = [responses.select_parts(one, _parse_list(select)) for one in found]
+    return Json(found)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
@@ -261,11 +262,10 @@ async def join(
     """Wait for a run's end and return its values."""
     await caller.authorize_thread(thread_id, "read")
     if cancel_on_disconnect:
-        await _require_cancel(caller, thread_id, run_id)
+        await caller.authorize_thread(thread_id, "update", run_id=run_id, action="interrupt")
     await _find_standing(caller, thread_id, run_id)
     work = _await_outcome(caller, thread_id, run_id)
-    joined = AcceptedRun(thread_id, run_id, None, False)
-    rights = RunRights(request, caller, thread_id, could_read=True)
+    joined, rights = AcceptedRun(thread_id, run_id), RunRights(request, caller, thread_id, could_read=True)
     return _respond_late(caller, rights, joined, work, cancels=cancel_on_disconnect)
 
 
@@ -285,7 +285,7 @@ async def join_stream(
     try:
         await caller.authorize_thread(thread_id, "read")
         if cancel_on_disconnect:
-            await _require_cancel(caller, thread_id, run_id)
+            await caller.authorize_thread(thread_id, "update", run_id=run_id, action="interrupt")
         standing = await _find_standing(caller, thread_id, run_id)
     except NotFound as error:
         # Clients retry a stream that fails to open; this one will never exist.
@@ -294,6 +294,8 @@ async def join_stream(
     after = None
     if is_kept:
         after = streams.cursor_of(request, last_event_id)
+    else:
+        last_event_id = None
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     # Clients send an empty value for an absent one.
@@ -308,9 +310,7 @@ async def join_stream(
         after=after,
         has_ids=is_kept,
         cancels=cancel_on_disconnect,
-        headers=_make_addresses(
-            AcceptedRun(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
-        ),
+        headers=_make_addresses(AcceptedRun(thread_id, run_id), "stream", last_event_id),
         has_end=wants_end(request),
         rights=RunRights(request, caller, thread_id, could_read=True),
     )
@@ -326,15 +326,15 @@ async def cancel(
     action: Action = "interrupt",
 ) -> Response:
     """Cancel a run, and keep its checkpoints or roll them back."""
-    await _require_cancel(caller, thread_id, run_id, action)
+    await caller.authorize_thread(thread_id, "update", run_id=run_id, action=action)
     _require_own_run(await _find_standing(caller, thread_id, run_id))
     if not await _cancel(caller, thread_id, run_id, action):
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
         return Response(status_code=202)
     work = _await_outcome(caller, thread_id, run_id)
-    stopped = AcceptedRun(thread_id, run_id, None, False)
-    return _respond_late(caller, RunRights(request, caller, thread_id), stopped, work, cancels=False)
+    rights = RunRights(request, caller, thread_id)
+    return _respond_late(caller, rights, AcceptedRun(thread_id, run_id), work, cancels=False)
 
 
 @router.post("/runs/cancel", status_code=204)
@@ -344,17 +344,16 @@ async def cancel_many(
     """Cancel several runs: those of a thread by their ids, or all with a status. Nothing is cancelled if the
     thread does not have all of them; those that have ended stay as they are."""
     thread_id = thread_ids.require_same_thread(await thread_ids.read_from_request(request))
-    named = _find_named_runs(thread_id, asked, "a status")
-    if named is not None:
-        await caller.authorize_thread(named[0], "update", action=action)
-        await _require_runs(caller, *named)
-        for run_id in named[1]:
-            await _cancel(caller, named[0], run_id, action)
+    if (named := _find_named_runs(thread_id, asked, "a status")) is not None:
+        thread_id, run_ids = named
+        await caller.authorize_thread(thread_id, "update", action=action)
+        await _require_runs(caller, thread_id, run_ids)
+        for run_id in run_ids:
+            await _cancel(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
     runtime = caller.host.runtime
-    sees = None if conditions is None else partial(caller.sees, conditions)
-    walk = ThreadWalk(handle_of(runtime.database), caller.user.tenant, sees)
+    walk = ThreadWalk(handle_of(runtime.database), caller.user.tenant, caller.make_filter(conditions))
     async with aclosing(find_unfinished(walk, settings=runtime.settings)) as found:
         async for each in found:
             if asked.status in ("all", "running" if each.is_open else "pending"):
@@ -370,11 +369,11 @@ def _find_named_runs(
     A request that names both, or only a part of one, is refused: a list of runs without its thread could
     otherwise be taken for all runs of the status.
     """
-    is_by_id = thread_id is not None and asked.run_ids is not None and asked.status is None
-    is_by_status = thread_id is None and asked.run_ids is None and asked.status is not None
-    if not (is_by_id or is_by_status):
-        raise Refusal(422, f"name a thread_id and its run_ids, or {status}, and not both")
-    return None if thread_id is None or asked.run_ids is None else (thread_id, asked.run_ids)
+    if thread_id is not None and asked.run_ids is not None and asked.status is None:
+        return thread_id, asked.run_ids
+    if thread_id is None and asked.run_ids is None and asked.status is not None:
+        return None
+    raise Refusal(422, f"name a thread_id and its run_ids, or {status}, and not both")
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/retry")
@@ -390,11 +389,11 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
 async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
     """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
     thread_id = thread_ids.require_same_thread(await thread_ids.read_from_request(request))
-    named = _find_named_runs(thread_id, asked, "the status 'error'")
     failed: list[tuple[str, str]] = []
-    if named is not None:
-        await caller.authorize_thread(named[0], "create_run")
-        failed = [(named[0], run_id) for run_id in named[1]]
+    if (named := _find_named_runs(thread_id, asked, "the status 'error'")) is not None:
+        thread_id, run_ids = named
+        await caller.authorize_thread(thread_id, "create_run")
+        failed = [(thread_id, run_id) for run_id in run_ids]
     else:
         conditions = await caller.may("threads", "create_run", {})
         async for row in caller.threads.index.search(status="error", metadata=asked.metadata):
@@ -437,11 +436,6 @@ async def delete(
         )
     await caller.runtime.remove_run(thread_id, standing.run, rollback=checkpoints == "delete")
     return Response(status_code=204)
-
-
-async def _require_cancel(caller: Caller, thread_id: str, run_id: str, action: Action = "interrupt") -> None:
-    """Raise unless the user may cancel a run, which the user's disconnection may do as well."""
-    await caller.authorize_thread(thread_id, "update", run_id=run_id, action=action)
 
 
 async def _cancel(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
@@ -549,13 +543,11 @@ def _respond_late(
 
 
 def _make_addresses(
-    accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
+    accepted: AcceptedRun, then: Literal["stream", "join"], after: str | None = None
 ) -> dict[str, str]:
     """Return headers with the path of a run, and with the URL at which a client that lost its connection
     resumes. The URL names the event ``after`` which to resume; the client's own header takes precedence."""
     path = path_of(accepted.thread_id, accepted.run_id)
-    if then is None:
-        return {"Content-Location": path}
     query = ""
     if after is not None:
         query = f"?{urlencode({'last_event_id': after})}"

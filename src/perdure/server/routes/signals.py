@@ -61,11 +61,11 @@ async def _find_signer(request: Request) -> Caller:
         )
     try:
         given = json.loads(await request.body())
-        tenant = ""
-        if isinstance(given, dict):
-            tenant = given.get("tenant", "")
     except ValueError:
-        tenant = ""
+        given = None
+    tenant = ""
+    if isinstance(given, dict):
+        tenant = given.get("tenant", "")
     if not isinstance(tenant, str):
         raise Refusal(422, "tenant is the name of a tenant")
     user = User(_SIGNER, tenant)
@@ -97,8 +97,9 @@ async def signal(
         key = request.headers.get(ID)
     else:
         key = idempotency_key(request.headers, 0)
-    # Keys are scoped per user, as for runs.
-    key = None if key is None else f"{caller.user.identity}\n{key}"
+    if key is not None:
+        # Keys are scoped per user, as for runs.
+        key = f"{caller.user.identity}\n{key}"
     receipt = await caller.runtime.signal(thread_id, name, given.value, key=key, to_all=given.to_all)
     status = "kept" if receipt.run_id is None else "delivered"
     return Json({**receipt._asdict(), "status": status})

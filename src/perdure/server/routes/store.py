@@ -18,7 +18,6 @@ from fastapi import Query, Response
 from langgraph.store.base import NOT_PROVIDED, Item
 from pydantic import BeforeValidator, Field, ValidationError
 
-from perdure.langgraph.store import PerdureStore
 from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.authorized_values import fault_of, make_change_refusal
 from perdure.server.auth.identity import Refusal
@@ -105,7 +104,9 @@ async def put(caller: CallerNow, asked: _Put) -> Response:
     """Store an item, replacing one with the same key."""
     item = await _authorize(caller, "put", asked)
     ttl = NOT_PROVIDED if item.ttl is None else item.ttl
-    await _await_result(_store(caller).aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl))
+    await _await_result(
+        caller.runtime.store().aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl)
+    )
     return Response(status_code=204)
 
 
@@ -123,7 +124,7 @@ async def get(
         _validate(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
     )
     found = await _await_result(
-        _store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl)
+        caller.runtime.store().aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl)
     )
     return Json(None if found is None else _show(found))
 
@@ -132,7 +133,7 @@ async def get(
 async def delete(caller: CallerNow, asked: _Delete) -> Response:
     """Remove an item, if it exists."""
     item = await _authorize(caller, "delete", asked)
-    await _await_result(_store(caller).adelete(tuple(item.namespace), item.key))
+    await _await_result(caller.runtime.store().adelete(tuple(item.namespace), item.key))
     return Response(status_code=204)
 
 
@@ -150,7 +151,7 @@ async def _find_items(caller: Caller, asked: _Search) -> AsyncGenerator[str, Non
     while left > 0:
         size = min(size, left)
         found = await _await_result(
-            _store(caller).asearch(
+            caller.runtime.store().asearch(
                 tuple(asked.namespace),
                 filter=asked.filter or None,
                 query=asked.query,
@@ -179,7 +180,7 @@ async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
     """List the namespaces that have items."""
     asked = await _authorize(caller, "list_namespaces", asked)
     found = await _await_result(
-        _store(caller).alist_namespaces(
+        caller.runtime.store().alist_namespaces(
             prefix=tuple(asked.namespace or ()) or None,
             suffix=tuple(asked.suffix or ()) or None,
             max_depth=asked.max_depth,
@@ -220,9 +221,7 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
     """
     before = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in _NAMESPACES & before.keys():
-        if before[name] is None:
-            before[name] = None
-        else:
+        if before[name] is not None:
             before[name] = tuple(before[name])
     value = _Arguments(before)
     if await caller.may("store", action, value) is not None:
@@ -266,10 +265,6 @@ def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
         return kind.model_validate(given, by_name=True)
     except ValidationError as error:
         raise Refusal(422, fault_of(error)) from None
-
-
-def _store(caller: Caller) -> PerdureStore:
-    return caller.runtime.store()
 
 
 async def _await_result(work: Awaitable[T]) -> T:

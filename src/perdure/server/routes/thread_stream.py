@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import Request, Response
 
 from perdure.errors import SubscriberTooSlow
 from perdure.model.runs.messages import FAILED
-from perdure.runtime import Event
 from perdure.runtime.events import END, REMINDER
 from perdure.runtime.events.protocol import OWN
 from perdure.runtime.json_encoding import to_json
@@ -23,7 +21,7 @@ from perdure.server.openapi import make_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
-from perdure.server.streaming.event_stream import Frame
+from perdure.server.streaming.event_stream import Frame, make_error_frame
 from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
 from perdure.server.streaming.thread_events import thread_events
 
@@ -60,12 +58,15 @@ async def _make_frames(
 ) -> AsyncGenerator[Frame, None]:
     async for event in thread_events(caller, thread_id, conditions, after):
         if isinstance(event, SubscriberTooSlow):
-            error = {"error": "SubscriberTooSlow", "message": str(event)}
-            yield Frame("error", to_json(error))
+            yield make_error_frame("SubscriberTooSlow", str(event))
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:
-                for frame in await _make_end_frames(caller, thread_id, event):
-                    yield frame
+                # As in a stream of the run alone.
+                standing = await caller.runtime.find(thread_id, event.run_id)
+                is_failed = json.loads(event.data).get("state") == FAILED
+                if is_failed and standing is not None and standing.run is not None:
+                    yield Frame("error", to_json(responses.run_error(standing.run)))
+                yield streams.make_end_frame(event.run_id, standing, event.seq)
         elif event.name == REMINDER and "run_modes" in modes:
             yield Frame(REMINDER, to_json(responses.reminder(event.data)), event.seq)
         elif _is_wanted(event.name, modes):
@@ -80,22 +81,6 @@ def _is_wanted(name: str, modes: frozenset[str]) -> bool:
         or ("lifecycle" in modes and name == "metadata")
         or ("state_update" in modes and name in _STATE)
     )
-
-
-async def _make_end_frames(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
-    """Return the events that end a run, as a stream of the run alone contains them."""
-    data: dict[str, Any] = json.loads(event.data)
-    standing = await caller.runtime.find(thread_id, event.run_id)
-    frames: list[Frame] = []
-    if standing is not None and standing.run is not None and data.get("state") == FAILED:
-        error = to_json(responses.run_error(standing.run))
-        frames.append(Frame("error", error))
-    if standing is None:
-        status = "interrupted"
-    else:
-        status = responses.run_status(standing) or "interrupted"
-    end = to_json({"run_id": event.run_id, "status": status})
-    return [*frames, Frame(END, end, event.seq)]
 
 
 def _parse_modes(given: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
 from fastapi import Header, Request, Response
@@ -55,21 +55,18 @@ class _Prune(Body):
 async def create(caller: CallerNow, request: Request, new: requests.NewThread) -> Json:
     """Create a thread."""
     named = naming.require_same_thread(filter(None, await naming.read_from_request(request)))
-    thread_id = str(uuid.uuid4()) if named is None else named
-    ttl = None if new.ttl is None else new.ttl.model_dump()
     value: dict[str, Any] = {
-        "thread_id": thread_id,
+        "thread_id": named or str(uuid.uuid4()),
         "metadata": with_verified(caller.user, new.metadata),
         "if_exists": new.if_exists or "raise",
-        "ttl": ttl,
+        "ttl": _dump_ttl(new.ttl),
     }
     conditions = await caller.may("threads", "create", value)
     thread_id, metadata = naming.thread_id_of(value["thread_id"]), value["metadata"]
     caller.refuse_to_create(thread_id)
-    if isinstance(value["ttl"], requests.Ttl):
-        ttl = value["ttl"].model_dump()
-    else:
-        ttl = value["ttl"]
+    ttl = value["ttl"]
+    if isinstance(ttl, requests.Ttl):
+        ttl = _dump_ttl(ttl)
     require_stamp(conditions, metadata)
     graph_id = metadata.get("graph_id")
     steps = _parse_supersteps(caller, new.supersteps or [], graph_id)
@@ -97,6 +94,12 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         await caller.threads.note_edit(thread_id, None, goes_on=bool(made.next))
         row = await caller.threads.get(thread_id)
     return Json(await _show(caller, row))
+
+
+def _dump_ttl(ttl: requests.Ttl | None) -> dict[str, Any] | None:
+    if ttl is None:
+        return None
+    return ttl.model_dump()
 
 
 def _parse_supersteps(
@@ -165,7 +168,8 @@ def _select_parts(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[s
         shown["extracted"] = {name: _extract(shown, path) for name, path in asked.extract.items()}
     if asked.select is None:
         return shown
-    return responses.select_parts(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
+    # A part that the thread does not have is left out.
+    return responses.select_parts(shown, [*asked.select, "extracted"])
 
 
 def _require_thread_fault(row: ThreadRow, error: Exception) -> Exception:
@@ -184,13 +188,13 @@ async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
 
 
 async def _count(caller: Caller, asked: requests.ThreadSearch) -> int:
-    asked, conditions = await _narrow(caller, asked)
+    asked, conditions = await caller.narrow("threads", asked, _NARROWED)
     if not asked.values:
         return await caller.threads.index.count(
             metadata=asked.metadata,
             ids=asked.ids,
             status=asked.status,
-            sees=_make_filter(caller, conditions),
+            sees=caller.make_filter(conditions),
             holding=find_patterns(conditions),
         )
     return len([True async for _ in _find_matching(caller, asked, conditions)])
@@ -251,13 +255,12 @@ async def patch(
     row = await caller.find_visible_thread(thread_id, conditions)
     metadata = value["metadata"]
     require_stamp(conditions, {**row.metadata, **metadata})
-    ttl = None if asked.ttl is None else asked.ttl.model_dump()
     require_owner_kept(caller, row, metadata)
     # The change is refused if the thread has changed since its owner was checked.
     seen = None
     if "graph_id" in metadata and keeps_apart(caller):
         seen = row.version
-    row = await caller.threads.change(thread_id, metadata, ttl, seen=seen)
+    row = await caller.threads.change(thread_id, metadata, _dump_ttl(asked.ttl), seen=seen)
     if prefer == "return=minimal":
         return Response(status_code=204)
     return Json(await _show(caller, row))
@@ -298,18 +301,9 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     return Json(await _show(caller, await caller.threads.get(target)))
 
 
-async def _narrow(
-    caller: Caller, asked: requests.ThreadSearch
-) -> tuple[requests.ThreadSearch, Filter | None]:
-    """Return a search as the gate left it, and the filter of the threads that the user may see."""
-    value: dict[str, Any] = {name: getattr(asked, name) for name in _NARROWED}
-    conditions = await caller.may("threads", "search", value)
-    return asked.model_copy(update={name: value[name] for name in _NARROWED}), conditions
-
-
 async def _find(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], int, bool]:
     """Return a page of threads, the offset of its end, and True if there are more."""
-    asked, conditions = await _narrow(caller, asked)
+    asked, conditions = await caller.narrow("threads", asked, _NARROWED)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
     # With a condition on values each thread has to be read to know whether it matches.
@@ -337,7 +331,7 @@ async def _find_matching(
         metadata=asked.metadata,
         ids=asked.ids,
         status=asked.status,
-        sees=_make_filter(caller, conditions),
+        sees=caller.make_filter(conditions),
         holding=find_patterns(conditions),
         order=order,
         skip=skip,
@@ -353,10 +347,6 @@ async def _find_matching(
                 _require_thread_fault(row, error)
                 continue
         yield row
-
-
-def _make_filter(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str, Any]], bool] | None:
-    return None if conditions is None else lambda metadata: caller.sees(conditions, metadata)
 
 
 async def _show(caller: Caller, row: ThreadRow) -> dict[str, Any]:

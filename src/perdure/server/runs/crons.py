@@ -78,16 +78,17 @@ class CronJob:
             return self.schedule.find_next_after(moment)
         return None
 
-    def make_new_run(self) -> NewRun:
+    def make_new_run(self, cron_id: str) -> NewRun:
         """Return the run that it starts."""
-        return NewRun.model_validate(
-            {
-                **self.payload,
-                "assistant_id": self.assistant_id,
-                "metadata": dict(self.metadata),
-                "on_completion": None if self.thread_id is not None else self.on_run_completed,
-            }
-        )
+        fields = {
+            **self.payload,
+            "assistant_id": self.assistant_id,
+            "metadata": {**self.metadata, "cron_id": cron_id},
+            "on_completion": None,
+        }
+        if self.thread_id is None:
+            fields["on_completion"] = self.on_run_completed
+        return NewRun.model_validate(fields)
 
 
 class _Accepted(NamedTuple):
@@ -125,9 +126,8 @@ class CronStarter:
         missed = self._host.runtime.settings.missed_crons
         if missed == "none" and firing.now - due_at > _LATE_US:
             return Fired(_make_due(job, firing.now), "missed")
-        if missed == "all":
-            moment = due_at
-        else:
+        moment = due_at
+        if missed != "all":
             moment = max(due_at, firing.now)
         try:
             accepted = await self._accept(firing, job)
@@ -159,8 +159,7 @@ class CronStarter:
         runtime = self._host.runtime.for_tenant(firing.tenant)
         # The user's rights were checked when the cron was created or changed.
         caller = Caller(self._host, user, runtime, is_program=True)
-        new = job.make_new_run()
-        new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
+        new = job.make_new_run(firing.cron.id)
         if job.thread_id is not None and job.thread is not None:
             row = await caller.threads.find(job.thread_id)
             is_same_thread = row is not None and row.created_at == job.thread["created_at"]

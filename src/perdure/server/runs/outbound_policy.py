@@ -70,7 +70,9 @@ class OutboundPolicy:
         checked = hosts(allowed)
         networks = tuple(parsed for word in checked if (parsed := network(word)))
         names = frozenset(word for word in checked if not network(word))
-        return cls(names, (*networks, *_LOOPBACK) if loopback else networks)
+        if loopback:
+            networks = (*networks, *_LOOPBACK)
+        return cls(names, networks)
 
     def check_url(self, text: str) -> httpx.URL:
         """Return the URL. ``Unreachable`` if it may not be called; the addresses of a host name are not known
@@ -101,8 +103,7 @@ class OutboundPolicy:
         """Return the addresses of a URL's host that may be called now. ``Unreachable`` if there are none,
         and ``OSError`` if the host is not known."""
         host = _host(url)
-        literal = _parse_literal(host)
-        if literal is not None:
+        if (literal := _parse_literal(host)) is not None:
             found = [str(literal)]
         else:
             found = await self.resolve(host, _port(url))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
 
 from starlette.datastructures import Headers
 
@@ -28,7 +28,7 @@ from perdure.server.auth.reserved_names import (
     with_verified,
     without_claims,
 )
-from perdure.server.requests import NewRun, Ref
+from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.responses import read_input
 from perdure.server.runs.checkpoint_references import require_start, start_of
@@ -57,84 +57,56 @@ _TEMPORARY_MINUTES = 60.0
 _ATTEMPTS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Invocation:
-    """Parts of a run's invocation: the request, its assistant, and what this server adds."""
-
-    thread_id: str
-    new: NewRun
-    assistant: Assistant
-    metadata: Mapping[str, Any]
-    stream: StreamOptions | None
-    start: Ref | None
-    headers: Mapping[str, str]
-    protocol: Mapping[str, Any] | None = None
-    is_exclusive: bool = False
-    may_answer: bool = False
-
-
 class AcceptedRun(NamedTuple):
     """A run that is stored durably. If it ``is_temporary``, its thread is to be removed at its end."""
 
     thread_id: str
     run_id: str
-    ticket: Ticket | None
-    is_new: bool
+    is_new: bool = False
     is_temporary: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
+class _Draft(NamedTuple):
     """Metadata of a thread that is created with its first run, and the filter that says who may see it."""
 
     metadata: Mapping[str, Any]
     conditions: Filter | None
-    is_temporary: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
     """A run that is valid and permitted, but not stored yet. Its thread exists (``row``), or is created with
-    it (``draft``). A run that ``is_alone`` has a thread of its own."""
+    it (``draft``), and is removed at its end if it ``is_temporary``."""
 
-    invocation: _Invocation
+    thread_id: str
+    new: NewRun
+    assistant: Assistant
     options: Options
     terms: RunTerms
     row: ThreadRow | None
     draft: _Draft | None
-    is_alone: bool
+    is_temporary: bool
+    is_exclusive: bool
+    may_answer: bool
+
+
+class RunConditions(TypedDict, total=False):
+    """Further arguments of ``check``, which describes them."""
+
+    modes: Required[tuple[StreamMode, ...]]
+    is_kept: Required[bool]
+    interrupt_id: str | None
+    protocol: Mapping[str, Any] | None
+    is_exclusive: bool
+    may_answer: bool
 
 
 async def submit(
-    caller: Caller,
-    headers: Headers,
-    thread_id: str | None,
-    new: NewRun,
-    *,
-    modes: tuple[StreamMode, ...],
-    is_kept: bool,
-    subgraphs: bool | None = None,
-    interrupt_id: str | None = None,
-    protocol: Mapping[str, Any] | None = None,
-    is_exclusive: bool = False,
-    may_answer: bool = False,
+    caller: Caller, headers: Headers, thread_id: str | None, new: NewRun, **conditions: Unpack[RunConditions]
 ) -> AcceptedRun:
-    """Check a run as ``check`` does, whose arguments these are, and accept it as ``accept`` does. If it is
-    refused, none of it is stored."""
-    checked = await check(
-        caller,
-        headers,
-        thread_id,
-        new,
-        modes=modes,
-        is_kept=is_kept,
-        subgraphs=subgraphs,
-        interrupt_id=interrupt_id,
-        protocol=protocol,
-        is_exclusive=is_exclusive,
-        may_answer=may_answer,
-    )
-    return await accept(caller, checked)
+    """Check a run as ``check`` does, and accept it as ``accept`` does. If it is refused, none of it is
+    stored."""
+    return await accept(caller, await check(caller, headers, thread_id, new, **conditions))
 
 
 async def check(
@@ -145,7 +117,6 @@ async def check(
     *,
     modes: tuple[StreamMode, ...],
     is_kept: bool,
-    subgraphs: bool | None = None,
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
     is_exclusive: bool = False,
@@ -161,7 +132,6 @@ async def check(
         new: the run.
         modes: stream modes of the events that the run emits; if empty, it emits none.
         is_kept: keep the events, so that clients can resume a stream.
-        subgraphs: emit events of subgraphs; by default as in ``new``.
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
         protocol: data of the A2A protocol; the receivers of its task are notified of the run's end.
         is_exclusive: refuse a thread on which another assistant has run (``OtherAgent``).
@@ -198,61 +168,63 @@ async def check(
     new = as_authorized(caller, new, value["kwargs"], is_stateless=is_alone)
     start = start_of(new, thread_id)
     terms = RunTerms.of(headers, new, key, start, interrupt_id)
+    is_temporary = is_alone and new.on_completion != "keep"
     assistant = await caller.find_assistant_to_run(new.assistant_id)
+    row = None
     # A new id needs no look-up: the commit that creates the thread fails if there is one.
-    if is_alone and terms.key is None:
-        row = None
-    else:
+    if not is_alone or key is not None:
         row = await caller.threads.find(thread_id)
-    if row is not None and not caller.sees(conditions, row.metadata):
-        # The same error as for a thread that does not exist, to not reveal another user's.
-        raise NotFound(NONE_TO_RUN)
-    if row is None and not is_alone:
+    if row is not None:
+        if not caller.sees(conditions, row.metadata):
+            # The same error as for a thread that does not exist, to not reveal another user's.
+            raise NotFound(NONE_TO_RUN)
+        _require_owner(caller, row, assistant, is_exclusive=is_exclusive)
+    elif not is_alone:
         if new.if_not_exists != "create":
             raise NotFound(NONE_TO_RUN)
         if protocol is None:
             caller.refuse_to_create(thread_id)
-    if row is not None and is_exclusive:
-        require_own_agent(row, assistant.assistant_id)
-    if row is not None:
-        require_own(caller, row, assistant.graph_id)
     if start is not None:
         await require_start(caller, thread_id, start, terms.key)
-    stream: StreamOptions | None = None
+    metadata: Mapping[str, Any] = value["metadata"]
+    readable = caller.host.headers.of(headers)
+    arguments = _make_arguments(caller.user, new, assistant, thread_id, metadata, readable)
+    if start is not None:
+        arguments["checkpoint_id"] = start.checkpoint_id
     if modes:
-        stream = StreamOptions(
-            modes=modes,
-            subgraphs=bool(new.stream_subgraphs) if subgraphs is None else subgraphs,
-            kept=is_kept,
-            by=caller.host.runtime.name,
-        )
-    invocation = _Invocation(
+        subgraphs, by = bool(new.stream_subgraphs), caller.host.runtime.name
+        arguments["stream"] = StreamOptions(modes=modes, subgraphs=subgraphs, kept=is_kept, by=by)
+    if protocol is not None:
+        arguments["about"]["protocol"] = dict(protocol)
+        if caller.host.webhooks is not None:
+            arguments |= {"webhook": TASK, "notice_if_closed": True}
+    options = Options(**arguments)
+    draft = None
+    if row is None:
+        draft = await _make_draft(caller, new, assistant, thread_id, metadata)
+    return CheckedRun(
         thread_id=thread_id,
         new=new,
         assistant=assistant,
-        metadata=value["metadata"],
-        stream=stream,
-        start=start,
-        headers=caller.host.headers.of(headers),
-        protocol=protocol,
+        options=options,
+        terms=terms,
+        row=row,
+        draft=draft,
+        is_temporary=is_temporary,
         is_exclusive=is_exclusive,
         may_answer=may_answer,
-    )
-    options = _make_options(caller.user, invocation)
-    if protocol is not None and caller.host.webhooks is not None:
-        options = replace(options, webhook=TASK, notice_if_closed=True)
-    draft = None
-    if row is None:
-        draft = await _make_draft(caller, invocation, is_temporary=is_alone and new.on_completion != "keep")
-    return CheckedRun(
-        invocation=invocation, options=options, terms=terms, row=row, draft=draft, is_alone=is_alone
     )
 
 
 def require_storable(run: CheckedRun) -> None:
     """Raise the error that ``accept`` would raise if the input of a run cannot be stored."""
-    new = run.invocation.new
-    encode([new.input, None if new.command is None else new.command.dump_sent()], "message")
+    encode([run.new.input, _dump_command(run.new)], "message")
+
+
+def _dump_command(new: NewRun) -> dict[str, Any] | None:
+    if new.command is None:
+        return None
+    return new.command.dump_sent()
 
 
 async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
@@ -263,46 +235,43 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
             the run.
         QueueFull: too many runs wait on the thread.
     """
-    terms, thread_id = run.terms, run.invocation.thread_id
     if run.draft is not None:
-        ticket = await _submit_first(caller, run.invocation, run.options, terms, run.draft)
+        ticket = await _submit_first(caller, run, run.draft)
     else:
-        ticket = await _submit_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
-    is_own_run = not terms.coalesce and not ticket.is_duplicate
-    if is_own_run:
-        run_id = ticket.id
-    else:
+        ticket = await _submit_next(caller, run, cast(ThreadRow, run.row))
+    run_id = ticket.id
+    if run.terms.coalesce or ticket.is_duplicate:
         run_id = await caller.runtime.run_id(ticket)
     # A thread holds the idempotency key of its run, by which a client that lost the response gets the same
     # run again: such a thread stays until its time to live expires.
-    is_temporary = run.is_alone and run.invocation.new.on_completion != "keep" and terms.key is None
-    return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate, is_temporary)
+    is_temporary = run.is_temporary and run.terms.key is None
+    return AcceptedRun(run.thread_id, run_id, not ticket.is_duplicate, is_temporary)
 
 
-async def _make_draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool) -> _Draft:
+async def _make_draft(
+    caller: Caller, new: NewRun, assistant: Assistant, thread_id: str, run_metadata: Mapping[str, Any]
+) -> _Draft:
     """Return the thread that is to be created with its first run. It has the metadata of the run."""
-    stated = {**(invocation.new.config.get("metadata") or {}), **invocation.metadata}
+    stated = {**(new.config.get("metadata") or {}), **run_metadata}
     metadata = {name: each for name, each in stated.items() if name not in _TERMS}
     value: dict[str, Any] = {
-        "thread_id": invocation.thread_id,
-        "metadata": {**with_verified(caller.user, metadata), **_make_stamp(invocation.assistant)},
+        "thread_id": thread_id,
+        "metadata": {**with_verified(caller.user, metadata), **_make_stamp(assistant)},
         "if_exists": "do_nothing",
     }
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    return _Draft(metadata=value["metadata"], conditions=conditions, is_temporary=is_temporary)
+    return _Draft(value["metadata"], conditions)
 
 
-async def _submit_first(
-    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, first: _Draft
-) -> Ticket:
+async def _submit_first(caller: Caller, run: CheckedRun, first: _Draft) -> Ticket:
     """Accept a run together with its thread, in one commit. A thread that is removed after its run
     (``is_temporary``) has a time to live as well: if this server ends first, another one removes it."""
-    thread_id, conditions = invocation.thread_id, first.conditions
-    ttl = {"ttl": _TEMPORARY_MINUTES} if first.is_temporary else None
+    thread_id, conditions = run.thread_id, first.conditions
+    ttl = {"ttl": _TEMPORARY_MINUTES} if run.is_temporary else None
     draft = await caller.threads.draft(thread_id, first.metadata, ttl)
     try:
-        ticket = await _submit(caller, invocation, options, terms, draft.precondition)
+        ticket = await _submit(caller, run, draft.precondition)
     except Unavailable:
         # The run may have been stored: the draft stays.
         raise
@@ -311,66 +280,62 @@ async def _submit_first(
         if not isinstance(error, AlreadyCreated):
             raise
         # Another request created the thread meanwhile; the user has to be permitted to use it.
-        row = await caller.find_visible_thread(thread_id, conditions)
-        return await _submit_next(caller, invocation, options, terms, row)
+        return await _submit_next(caller, run, await caller.find_visible_thread(thread_id, conditions))
     if ticket.is_duplicate:
         await caller.find_visible_thread(thread_id, conditions)
-        await _refuse_other_run(caller, ticket, invocation, options, terms)
+        await _refuse_other_run(caller, ticket, run)
     # The index is a hint; the client need not wait for it.
     caller.host.run_in_background(caller.threads.index_draft(draft))
     return ticket
 
 
-async def _submit_next(
-    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, row: ThreadRow
-) -> Ticket:
+async def _submit_next(caller: Caller, run: CheckedRun, row: ThreadRow) -> Ticket:
     """Accept a run on a thread that exists."""
-    thread_id = invocation.thread_id
     if not row.has_document or row.graph_id is None:
         # An application may have created the thread without a server: make it known, because runs are
         # accepted only on known threads.
         await caller.threads.adopt(row)
-    stamp = _make_stamp(invocation.assistant)
-    is_owned = invocation.is_exclusive or keeps_apart(caller)
+    stamp = _make_stamp(run.assistant)
+    is_owned = run.is_exclusive or keeps_apart(caller)
     is_own = has_run(row) and stamp.items() <= row.metadata.items()
     if stamp not in row.agents or (is_owned and not is_own):
-        return await _submit_as_agent(caller, invocation, options, terms)
-    ticket = await _submit(caller, invocation, options, terms, THERE)
+        return await _submit_as_agent(caller, run, stamp)
+    ticket = await _submit(caller, run, THERE)
     if ticket.is_duplicate:
-        await _refuse_other_run(caller, ticket, invocation, options, terms)
+        await _refuse_other_run(caller, ticket, run)
     if caller.threads.needs_touch(row):
         # The order of a listing is a hint; the client need not wait for it.
-        caller.host.run_in_background(caller.threads.touch(thread_id))
+        caller.host.run_in_background(caller.threads.touch(run.thread_id))
     return ticket
 
 
-async def _submit_as_agent(
-    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
-) -> Ticket:
+async def _submit_as_agent(caller: Caller, run: CheckedRun, stamp: dict[str, str]) -> Ticket:
     """Accept a run on a thread that is known, in one commit with the names of its graph and its assistant:
     those of the first run own the thread, and the latest checkpoint decides which of the others do. Of two
     graphs that do this at the same time, one is refused where graphs are kept apart."""
-    thread_id, assistant = invocation.thread_id, invocation.assistant
     for _ in range(_ATTEMPTS):
-        row = await caller.threads.get(thread_id)
-        if invocation.is_exclusive:
-            require_own_agent(row, assistant.assistant_id)
-        require_own(caller, row, assistant.graph_id)
-        stamp = _make_stamp(assistant)
-        precondition = await caller.threads.redraft(
-            row, stamp, is_first=not has_run(row) or row.graph_id is None
-        )
+        row = await caller.threads.get(run.thread_id)
+        _require_owner(caller, row, run.assistant, is_exclusive=run.is_exclusive)
+        is_first = not has_run(row) or row.graph_id is None
+        precondition = await caller.threads.redraft(row, stamp, is_first=is_first)
         if precondition is None:
             continue
         try:
-            ticket = await _submit(caller, invocation, options, terms, precondition)
+            ticket = await _submit(caller, run, precondition)
         except AlreadyCreated:
             continue
         if ticket.is_duplicate:
-            await _refuse_other_run(caller, ticket, invocation, options, terms)
-        caller.host.run_in_background(caller.threads.reindex(thread_id))
+            await _refuse_other_run(caller, ticket, run)
+        caller.host.run_in_background(caller.threads.reindex(run.thread_id))
         return ticket
-    raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
+    raise Contention(f"thread {run.thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
+
+
+def _require_owner(caller: Caller, row: ThreadRow, assistant: Assistant, *, is_exclusive: bool) -> None:
+    """Raise ``OtherGraph`` if an assistant may not run on a thread because of those that have run on it."""
+    if is_exclusive:
+        require_own_agent(row, assistant.assistant_id)
+    require_own(caller, row, assistant.graph_id)
 
 
 def _make_stamp(assistant: Assistant) -> dict[str, str]:
@@ -378,8 +343,16 @@ def _make_stamp(assistant: Assistant) -> dict[str, str]:
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
 
 
-def _make_options(user: User, invocation: _Invocation) -> Options:
-    new, assistant, thread_id = invocation.new, invocation.assistant, invocation.thread_id
+def _make_arguments(
+    user: User,
+    new: NewRun,
+    assistant: Assistant,
+    thread_id: str,
+    metadata: Mapping[str, Any],
+    headers: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the arguments of a run's ``Options``: those of its request and its assistant, and what this
+    server adds."""
     preset = remove_claims(user, assistant.config)
     config = {**preset, **new.config}
     preset_values, given_values = preset.get("configurable") or {}, new.config.get("configurable") or {}
@@ -388,9 +361,9 @@ def _make_options(user: User, invocation: _Invocation) -> Options:
         **{name: value for name, value in preset_values.items() if name not in new.context},
         **given_values,
     }
-    headers = without_claims(user, invocation.headers)
+    read_headers = without_claims(user, headers)
     configurable = {
-        **{n: v for n, v in {**merged, **headers}.items() if not is_reserved(n)},
+        **{n: v for n, v in {**merged, **read_headers}.items() if not is_reserved(n)},
         "thread_id": thread_id,
         "assistant_id": assistant.assistant_id,
         "graph_id": assistant.graph_id,
@@ -403,7 +376,7 @@ def _make_options(user: User, invocation: _Invocation) -> Options:
             "langgraph_auth_permissions": list(user.permissions),
             **list_verified_names(user),
         }
-    about = {**invocation.metadata, "assistant_id": assistant.assistant_id}
+    about = {**metadata, "assistant_id": assistant.assistant_id}
     config = {
         **config,
         "configurable": configurable,
@@ -419,30 +392,23 @@ def _make_options(user: User, invocation: _Invocation) -> Options:
     if durability is None and new.checkpoint_during is not None:
         durability = "async" if new.checkpoint_during else "exit"
     # The client's further arguments, returned unchanged with the run.
-    kwargs = new.model_dump(
-        mode="json",
-        exclude_none=True,
-        exclude=_NOT_KWARGS,
-    )
-    return Options(
-        config=config,
-        context=context,
-        checkpoint_id=None if invocation.start is None else invocation.start.checkpoint_id,
-        interrupt_before=new.interrupt_before or None,
-        interrupt_after=new.interrupt_after or None,
-        durability=durability,
-        stream=invocation.stream,
-        attempts=1,
-        on_failure="keep",
-        webhook=new.webhook or None,
-        about={
+    kwargs = new.model_dump(mode="json", exclude_none=True, exclude=_NOT_KWARGS)
+    return {
+        "config": config,
+        "context": context,
+        "interrupt_before": new.interrupt_before or None,
+        "interrupt_after": new.interrupt_after or None,
+        "durability": durability,
+        "attempts": 1,
+        "on_failure": "keep",
+        "webhook": new.webhook or None,
+        "about": {
             "assistant_id": assistant.assistant_id,
             "metadata": about,
             "kwargs": kwargs,
             "multitask_strategy": new.multitask_strategy or "enqueue",
-            **({} if invocation.protocol is None else {"protocol": dict(invocation.protocol)}),
         },
-    )
+    }
 
 
 def _choose_context(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -451,35 +417,27 @@ def _choose_context(context: Mapping[str, Any], configurable: Mapping[str, Any])
     return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
-async def _submit(
-    caller: Caller,
-    invocation: _Invocation,
-    options: Options,
-    terms: RunTerms,
-    precondition: Precondition,
-) -> Ticket:
-    new, thread_id = invocation.new, invocation.thread_id
+async def _submit(caller: Caller, run: CheckedRun, precondition: Precondition) -> Ticket:
+    new, terms, options = run.new, run.terms, run.options
     channel = "" if options.webhook is None else WEBHOOK
-    command = None
-    if new.command is not None:
-        command = new.command.dump_sent()
-    if new.command is not None and command is not None and _is_answer(invocation, terms):
+    command = _dump_command(new)
+    if command is not None and (terms.interrupt_id is not None or "resume" in command):
         return await caller.runtime.answer(
-            thread_id,
-            new.command.resume,
+            run.thread_id,
+            command.pop("resume", None),
             interrupt_id=terms.interrupt_id,
-            graph=invocation.assistant.graph_id,
-            command={name: held for name, held in command.items() if name != "resume"},
+            graph=run.assistant.graph_id,
+            command=command,
             dedupe_key=terms.key,
             channel=channel,
             options=options,
             precondition=precondition,
         )
     return await caller.runtime.submit(
-        thread_id,
+        run.thread_id,
         new.input,
         dedupe_key=terms.key,
-        graph=invocation.assistant.graph_id,
+        graph=run.assistant.graph_id,
         channel=channel,
         strategy=terms.strategy,
         command=command,
@@ -492,32 +450,19 @@ async def _submit(
     )
 
 
-def _is_answer(invocation: _Invocation, terms: RunTerms) -> bool:
-    """Return True if a run answers a question of its thread."""
-    command = invocation.new.command
-    return command is not None and (terms.interrupt_id is not None or command.is_answer)
-
-
-async def _refuse_other_run(
-    caller: Caller, ticket: Ticket, invocation: _Invocation, options: Options, terms: RunTerms
-) -> None:
+async def _refuse_other_run(caller: Caller, ticket: Ticket, run: CheckedRun) -> None:
     """Raise ``Conflict`` if another run was accepted under the idempotency key of a run."""
     standing = await caller.runtime.find(ticket.thread_id, ticket.id)
     if standing is None:
         # The message was coalesced with others, and its run has the id of the first.
         standing = await caller.runtime.look(ticket)
-    accepted, new = standing.message, invocation.new
-    command = None
-    if new.command is not None:
-        command = new.command.dump_sent()
-    sent = {"input": new.input if command is None else None, "command": command}
-    stored = _without_interrupt(read_input(accepted.payload), terms)
-    if invocation.may_answer:
+    command = _dump_command(run.new)
+    sent = {"input": run.new.input if command is None else None, "command": command}
+    stored = _without_interrupt(read_input(standing.message.payload), run.terms)
+    if run.may_answer:
         sent, stored = _as_answer(sent), _as_answer(stored)
-    if (stored, _without_delay(accepted.options.get("about"))) != (
-        sent,
-        _without_delay(to_plain(options.about)),
-    ):
+    about, stored_about = to_plain(run.options.about), standing.message.options.get("about")
+    if stored != sent or _without_delay(stored_about) != _without_delay(about):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
 
 

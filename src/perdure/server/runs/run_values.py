@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
-from perdure.langgraph.reading.readable_states import aread_history, aread_state, select_outputs
+from perdure.langgraph.reading.readable_states import Graph, aread_history, aread_state, select_outputs
 from perdure.model.runs.messages import Run
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Standing
@@ -46,9 +45,7 @@ async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Ru
         return RunResult(after, before, frozenset([named] if isinstance(named, str) else named))
 
 
-async def _read_values_before(
-    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
-) -> Any:
+async def _read_values_before(runtime: TenantRuntime, graph: Graph, thread_id: str, run: Run) -> Any:
     """Return the values from which a run started."""
     filter_ = {"run_id": run.id, "source": "input"}
     async for first_state in aread_history(graph, config_of(thread_id), filter=filter_, limit=1):
@@ -65,22 +62,21 @@ async def _read_values_before(
     return {}
 
 
-async def read_left(
-    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
-) -> Any:
+async def read_left(runtime: TenantRuntime, graph: Graph, thread_id: str, run: Run) -> Any:
     """Return the values that a run left, as ``values_of`` does, with the graph that is given."""
+    waits = read_waits(run.note)
     current = await aread_state(graph, config_of(thread_id))
     if (current.metadata or {}).get("run_id") == run.id:
-        return responses.outcome(current, read_waits(run.note))
+        return responses.outcome(current, waits)
     if (last := await last_of(graph, thread_id, run.id)) is not None:
-        return responses.outcome(last, read_waits(run.note))
+        return responses.outcome(last, waits)
     if (start := await _read_start(graph, thread_id, await runtime.find(thread_id, run.id))) is not None:
-        return responses.outcome(start, read_waits(run.note))
+        return responses.outcome(start, waits)
     # The runs are read after the state: if this run is still the latest, the state is not of a later one.
     (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
         if current.created_at is not None:
-            return responses.outcome(current, read_waits(run.note))
+            return responses.outcome(current, waits)
         return {}
     for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
         if (left := await last_of(graph, thread_id, earlier.id)) is not None:
@@ -88,7 +84,7 @@ async def read_left(
     return {}
 
 
-async def last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run_id: str) -> StateSnapshot | None:
+async def last_of(graph: Graph, thread_id: str, run_id: str) -> StateSnapshot | None:
     """Return the state of a run's last checkpoint."""
     async for state in aread_history(graph, config_of(thread_id), filter={"run_id": run_id}, limit=1):
         return state
@@ -97,15 +93,12 @@ async def last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run_id: str
 
 def start_of(standing: Standing | None) -> str | None:
     """Return the id of the checkpoint from which a run was to start, ``None`` for the thread's latest."""
-    options = None if standing is None else Options.read_if_readable(standing.message.options)
-    if options is None:
+    if standing is None or (options := Options.read_if_readable(standing.message.options)) is None:
         return None
     return options.checkpoint_id
 
 
-async def _read_start(
-    graph: Pregel[Any, Any, Any, Any], thread_id: str, standing: Standing | None
-) -> StateSnapshot | None:
+async def _read_start(graph: Graph, thread_id: str, standing: Standing | None) -> StateSnapshot | None:
     """Return the state of the checkpoint that a run named to start from, with the questions that are open
     there; ``None`` if it named none. If the run ends at a question of that step, it stores no later
     checkpoint, so that this is its state."""

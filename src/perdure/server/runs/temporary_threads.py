@@ -8,6 +8,7 @@ from perdure.errors import Unavailable
 from perdure.runtime import Standing
 from perdure.runtime.events import LAST
 from perdure.server.resources import HEARTBEAT_S, Caller
+from perdure.server.responses import run_id_of
 from perdure.server.runs.run_creation import AcceptedRun
 from perdure.server.runs.webhooks import wait_for_delivery
 from perdure.server.streaming import streams
@@ -32,10 +33,6 @@ async def remove_after_run(caller: Caller, accepted: AcceptedRun, *, linger: boo
 
 async def remove_thread(caller: Caller, standing: Standing, thread_id: str) -> None:
     """Remove the thread of a run that has ended, once its webhook was delivered."""
-    if standing.run is None:
-        run_id = standing.message.id
-    else:
-        run_id = standing.run.id
-    if not standing.message.channel or await wait_for_delivery(caller, thread_id, run_id):
+    if not standing.message.channel or await wait_for_delivery(caller, thread_id, run_id_of(standing)):
         # If the same key has created another run meanwhile, the thread stays until its time to live expires.
         await caller.threads.remove_resting(thread_id)

@@ -14,6 +14,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure.runtime.events import END
+from perdure.runtime.json_encoding import to_json
 
 _log = logging.getLogger("perdure.server")
 _TURN_S = 0.005
@@ -31,12 +32,18 @@ class Frame(NamedTuple):
     def encode(self) -> bytes:
         """Return the event as it is sent."""
         # The name of an event contains that of a node, which may have line breaks: these would end the field.
-        if self.name.isprintable():
-            name = self.name
-        else:
-            name = _BREAKS.sub("", self.name)
-        first = "" if self.id is None else f"id: {self.id}\n"
+        name = self.name
+        if not name.isprintable():
+            name = _BREAKS.sub("", name)
+        first = ""
+        if self.id is not None:
+            first = f"id: {self.id}\n"
         return f"{first}event: {name}\ndata: {self.data}\n\n".encode()
+
+
+def make_error_frame(kind: str, message: str) -> Frame:
+    """Return the frame of an error."""
+    return Frame("error", to_json({"error": kind, "message": message}))
 
 
 class EventStream(EventSourceResponse):

@@ -37,6 +37,8 @@ from perdure.server.validation_faults import fault_text
 
 _MODES: tuple[StreamMode, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)
+_OF_RUN = ("assistant_id", "input", "command", "context", "metadata", "multitask_strategy")
+"""Parameters that are fields of a new run."""
 _STOPPING_S = 5.0
 
 Params = dict[str, Any]
@@ -115,13 +117,11 @@ async def execute(
     except NoCheckpoint as missing:
         return _make_error("no_such_checkpoint", missing.detail)
     except Refusal as refusal:
-        if refusal.status >= 500 or refusal.status == 429:
+        if refusal.may_be_repeated:
             raise
         if refusal.status in _FORBIDDEN:
-            code = "permission_denied"
-        else:
-            code = "invalid_argument"
-        return _make_error(code, refusal.detail)
+            return _make_error("permission_denied", refusal.detail)
+        return _make_error("invalid_argument", refusal.detail)
     except NotWaiting as error:
         return _make_error("no_such_interrupt", str(error))
     except (QueueFull, Unavailable):
@@ -145,22 +145,17 @@ def _make_error(code: str, message: str) -> dict[str, Any]:
 async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     if not isinstance(params.get("assistant_id"), str):
         raise _CommandError("invalid_argument", "params.assistant_id names no assistant")
-    fork = params.get("forkFrom") or params.get("fork_from")
+    fork, fork_namespace = params.get("forkFrom") or params.get("fork_from"), None
     if isinstance(fork, Mapping):
         require_same(thread_id, fork.get("thread_id") or fork.get("threadId"))
         fork_namespace = fork.get("checkpoint_ns") or fork.get("checkpointNs")
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
-    else:
-        fork_namespace = None
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
     config = _StartParams.model_validate(params).config
     resolved = {**params, "config": config, "multitask_strategy": strategy, "checkpoint_id": fork}
     resolved["checkpoint_ns"] = fork_namespace
-    if (
-        _find_start(resolved) is None
-        and resolved.get("input") is not None
-        and await _is_waiting(caller, thread_id)
-    ):
+    is_input = _find_start(resolved) is None and resolved.get("input") is not None
+    if is_input and await _is_waiting(caller, thread_id):
         # Clients send the same input whether or not the thread waits for an answer.
         resolved |= {"input": None, "command": {"resume": resolved["input"]}}
     return {"run_id": await _submit_run(caller, headers, thread_id, resolved)}
@@ -187,28 +182,20 @@ async def _is_waiting(caller: Caller, thread_id: str) -> bool:
 
 
 async def _submit_run(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
-    config = dict(params.get("config") or {})
+    fields = {name: params.get(name) for name in _OF_RUN}
+    if namespace := params.get("checkpoint_ns"):
+        fields["checkpoint"] = {"checkpoint_ns": namespace}
     new = NewRun.model_validate(
         {
-            "assistant_id": params["assistant_id"],
-            "input": params.get("input"),
-            "command": params.get("command"),
-            "context": params.get("context"),
-            "metadata": params.get("metadata"),
-            "config": _remove_langgraph_values(config),
+            **fields,
+            "config": _remove_langgraph_values(dict(params.get("config") or {})),
             "checkpoint_id": _find_start(params),
-            "checkpoint": {"checkpoint_ns": namespace}
-            if (namespace := params.get("checkpoint_ns"))
-            else None,
-            "multitask_strategy": params.get("multitask_strategy"),
             "if_not_exists": "create",
             "stream_resumable": True,
             "stream_subgraphs": True,
         }
     )
-    accepted = await submit(
-        caller, headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True, may_answer=True
-    )
+    accepted = await submit(caller, headers, thread_id, new, modes=_MODES, is_kept=True, may_answer=True)
     return accepted.run_id
 
 
@@ -245,16 +232,16 @@ async def _answer_interrupts(
             raise _CommandError(
                 "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
             )
-    if (twice := _find_answered_twice(answers)) is not None:
+    names = [answer.interrupt_id for answer in answers]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
         raise _CommandError(
             "invalid_argument", f"params.responses has two answers to the interrupt {twice!r}; send one"
         )
     await _require_asked_in(caller, row, answers)
-    is_one = len(answers) == 1
-    if is_one:
-        resume = answers[0].response
-    else:
-        resume = {answer.interrupt_id: answer.response for answer in answers}
+    resume: Any = {answer.interrupt_id: answer.response for answer in answers}
+    interrupt_id = None
+    if len(answers) == 1:
+        interrupt_id, resume = resume.popitem()
     new = NewRun.model_validate(
         {
             "assistant_id": await _choose_assistant(caller, row),
@@ -265,23 +252,10 @@ async def _answer_interrupts(
             "stream_subgraphs": True,
         }
     )
-    interrupt_id = answers[0].interrupt_id if is_one else None
     accepted = await submit(
-        caller,
-        headers,
-        thread_id,
-        new,
-        modes=_MODES,
-        is_kept=True,
-        subgraphs=True,
-        interrupt_id=interrupt_id,
+        caller, headers, thread_id, new, modes=_MODES, is_kept=True, interrupt_id=interrupt_id
     )
     return {"run_id": accepted.run_id}
-
-
-def _find_answered_twice(answers: list[_Answer]) -> str | None:
-    names = [answer.interrupt_id for answer in answers]
-    return next((name for name in names if names.count(name) > 1), None)
 
 
 async def _require_asked_in(caller: Caller, row: ThreadRow, answers: list[_Answer]) -> None:
@@ -328,10 +302,12 @@ async def _choose_assistant(caller: Caller, row: ThreadRow) -> str | None:
     except NotFound:
         return graph_id
     except Refusal as refusal:
-        if refusal.status >= 500 or refusal.status == 429:
+        if refusal.may_be_repeated:
             raise
         return graph_id
-    return found.assistant_id if graph_id in (None, found.graph_id) else graph_id
+    if graph_id in (None, found.graph_id):
+        return found.assistant_id
+    return graph_id
 
 
 async def _wait_until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from perdure.model.runs.messages import DONE, FAILED
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Event
-from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.json_encoding import to_json
@@ -93,10 +92,10 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
     if not wanted.reaches(namespace):
         return
     match name:
-        case "metadata" | "end" if wanted.includes("lifecycle"):
-            is_begin = name != END
-            data = _to_running(event) if is_begin else _to_end(event)
-            yield _make_event(event.seq, "lifecycle", namespace, to_json(data))
+        case "metadata" if wanted.includes("lifecycle"):
+            yield _make_event(event.seq, "lifecycle", namespace, to_json(_to_running(event)))
+        case "end" if wanted.includes("lifecycle"):
+            yield _make_event(event.seq, "lifecycle", namespace, to_json(_to_end(event)))
         case "values" if wanted.includes("values"):
             yield _make_event(event.seq, "values", namespace, _without_interrupts(event.data))
         case "tasks" if wanted.includes("tasks"):
@@ -114,10 +113,9 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _make_updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
+            content = event.data
             if method == "tools":
-                content = _make_tool_event(event.data)
-            else:
-                content = event.data
+                content = _make_tool_event(content)
             yield _make_frame(event.seq, method, namespace, content[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
@@ -134,17 +132,18 @@ def _make_tool_event(text: str) -> str:
 
 
 def _to_running(event: Event) -> dict[str, Any]:
-    data = json.loads(event.data)
-    return {"event": "running", **({"graph_name": data["graph_id"]} if "graph_id" in data else {})}
+    data, shown = json.loads(event.data), {"event": "running"}
+    if "graph_id" in data:
+        shown["graph_name"] = data["graph_id"]
+    return shown
 
 
 def _to_end(event: Event) -> dict[str, Any]:
     data = json.loads(event.data)
-    phase = _ENDED.get(data.get("state"), "interrupted")
-    return {
-        "event": phase,
-        **({"error": _describe_failure(str(data.get("error", "")))} if phase == "failed" else {}),
-    }
+    shown = {"event": _ENDED.get(data.get("state"), "interrupted")}
+    if shown["event"] == "failed":
+        shown["error"] = _describe_failure(str(data.get("error", "")))
+    return shown
 
 
 def _describe_failure(noted: str) -> str:

@@ -173,10 +173,8 @@ class RunRights(ReadingRights):
     async def watch(self, thread_id: str) -> None:
         """Check the right to a thread from now on."""
         if self._is_checked and thread_id != self._thread_id:
-            self._thread_id, self._could_read = (
-                thread_id,
-                await self._may_read_thread(self._caller, thread_id),
-            )
+            self._could_read = await self._may_read_thread(self._caller, thread_id)
+            self._thread_id = thread_id
 
     async def wait_until_lost(self) -> Refusal:
         if self._thread_id is not None and self._could_read is None:
@@ -208,10 +206,7 @@ class _Guarded(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._rights.enforce(self._send(scope, receive, send))
+            await self._rights.enforce(self._response(scope, receive, send))
         except Refusal:
             # The response has begun and is cut off: a client that connects again gets the reason.
             return
-
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._response(scope, receive, send)

@@ -18,12 +18,13 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.error_handlers import make_event_data
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
-from perdure.server.streaming.event_stream import EventStream, Frame
+from perdure.server.streaming.event_stream import EventStream, Frame, make_error_frame
 from perdure.server.streaming.reading_rights import RunRights
 
 T = TypeVar("T")
-_UNAVAILABLE_S = 30.0
-_RETRY_S = 0.5
+UNAVAILABLE_S = 30.0
+"""Seconds for which a stream waits for a database that is unavailable."""
+RETRY_S = 0.5
 STALLED_S = 60.0
 """Seconds for which a client may read nothing before its stream is aborted. Until then the stream occupies a
 connection, and memory for a page of its run's events."""
@@ -44,24 +45,25 @@ def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
     value = request.headers.get("last-event-id", otherwise)
     if value is None:
         return None
-    if value.isascii() and value.isdigit() and len(value) < _DIGITS:
-        number = int(value)
-    else:
-        number = 0
+    is_number = value.isascii() and value.isdigit() and len(value) < _DIGITS
     # No event has a number greater than ``LAST``.
-    if number <= LAST:
-        return number
+    if is_number and int(value) <= LAST:
+        return int(value)
     return 0
+
+
+_NAMES_OF = {
+    "messages": {"messages/metadata", "messages/partial", "messages/complete"},
+    "messages-tuple": {"messages"},
+}
+"""Names of the events of a stream mode, if they are not the mode's own."""
 
 
 def names_of(modes: Collection[str]) -> frozenset[str]:
     """Return the names of the events that belong to stream modes."""
     names = {"metadata"}
     for mode in modes:
-        if mode == "messages":
-            names |= {"messages/metadata", "messages/partial", "messages/complete"}
-        else:
-            names.add("messages" if mode == "messages-tuple" else mode)
+        names |= _NAMES_OF.get(mode, {mode})
     return frozenset(names)
 
 
@@ -132,7 +134,7 @@ def respond_not_found(host: ServerState, message: str) -> EventSourceResponse:
     """Return the stream for a run that does not exist: one error, as LangGraph's clients expect."""
 
     async def frames() -> AsyncGenerator[Frame, None]:
-        yield Frame("error", to_json({"error": "NotFound", "message": f"404: {message}"}))
+        yield make_error_frame("NotFound", f"404: {message}")
 
     return stream(host, frames(), {}, ends=("error",))
 
@@ -145,15 +147,22 @@ async def _frames(
             if isinstance(item, Standing):
                 if item.run is not None and item.run.state == FAILED:
                     yield Frame("error", to_json(run_error(item.run)))
-                status = run_status(item) or "interrupted"
-                yield Frame(END, to_json({"run_id": run_id, "status": status}))
+                yield make_end_frame(run_id, item)
             elif isinstance(item, SubscriberTooSlow):
-                yield Frame("error", to_json({"error": "SubscriberTooSlow", "message": str(item)}))
+                yield make_error_frame("SubscriberTooSlow", str(item))
             elif names is None or item.name.partition("|")[0] in names or _is_question(item):
                 yield Frame(item.name, make_event_data(item.name, item.data), item.seq if has_ids else None)
     except NotFound as error:
         # The run was removed meanwhile. A client that reconnected would get the same error.
-        yield Frame("error", to_json({"error": "NotFound", "message": f"404: {error}"}))
+        yield make_error_frame("NotFound", f"404: {error}")
+
+
+def make_end_frame(run_id: str, standing: Standing | None, event_id: int | None = None) -> Frame:
+    """Return the frame that ends the stream of a run; ``standing`` is None for a run that was removed."""
+    status = "interrupted"
+    if standing is not None:
+        status = run_status(standing) or status
+    return Frame(END, to_json({"run_id": run_id, "status": status}), event_id)
 
 
 def _is_question(event: Event) -> bool:
@@ -191,10 +200,10 @@ async def follow(
             yield error
             return
         except Unavailable:
-            unavailable_s += _RETRY_S
-            if unavailable_s > _UNAVAILABLE_S:
+            unavailable_s += RETRY_S
+            if unavailable_s > UNAVAILABLE_S:
                 return
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
 async def iterate_until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:

@@ -11,9 +11,6 @@ from perdure.server.auth.filters import Filter
 from perdure.server.resources import Caller
 from perdure.server.streaming import streams
 
-_UNAVAILABLE_S = 30.0
-_RETRY_S = 0.5
-
 
 async def thread_events(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int
@@ -58,10 +55,10 @@ async def thread_events(
         except SubscriberTooSlow as error:
             too_slow = error
         except Unavailable:
-            unavailable_s += _RETRY_S
-            if unavailable_s > _UNAVAILABLE_S:
+            unavailable_s += streams.RETRY_S
+            if unavailable_s > streams.UNAVAILABLE_S:
                 raise
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(streams.RETRY_S)
 
 
 async def _may_see(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:

@@ -92,11 +92,9 @@ def _import_member(path: Path, top: Path) -> ModuleType:
 def _import_script(path: Path, root: Path) -> ModuleType:
     """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
     make_importable(path.parent)
+    name = path.stem
     if path.is_relative_to(root):
-        parts = path.relative_to(root).with_suffix("").parts
-    else:
-        parts = (path.stem,)
-    name = ".".join(parts)
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
     if name in sys.modules or name in sys.stdlib_module_names:
         raise Unplaced(
             f"{path.name} would be the module {name}, and there is another of this name; rename the file"

@@ -370,7 +370,9 @@ class StreamPublisher:
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
         if begun_at is not None:
             data["checkpoint_id"] = begun_at
-        self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
+        if self._protocol is not None:
+            data["graph_id"] = graph
+        self._buffer.publish("metadata", data)
 
     def get_root_id(self) -> UUID:
         """Return the id that the graph's own run has in LangChain's events. It is the run's id, except in a
@@ -394,6 +396,10 @@ class StreamPublisher:
         if self._transformers is not None:
             # The published values may differ from the state, so they are not those of the run's end.
             self._buffer.values = None
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many events are pending; see ``EventBuffer.wait_for_room``."""
+        await self._buffer.wait_for_room()
 
     async def fail(self, error: BaseException) -> None:
         """End the transformers of a run that fails, or is cancelled."""

@@ -326,9 +326,8 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
         row = await database.arun(load_row(partition))
         found = await database.arun(read_detail(partition, run_id, row))
     if found is None:
-        if thread_id is None:
-            where = "there is"
-        else:
+        where = "there is"
+        if thread_id is not None:
             where = f"thread {thread_id!r} has"
         raise NotFound(
             f"{where} no run {run_id!r}: it has not begun, or its record was removed; "

@@ -25,21 +25,13 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.retention import expiring_threads
-from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, ListedThread, Op
+from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, Op
 from perdure.model.program import ask
 from perdure.model.records import DOCUMENT, LISTED, Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.thread_agents import copy_agents, list_variants
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
-from perdure.runtime.threads.order import (
-    AT_ONCE,
-    Order,
-    SortedThread,
-    count,
-    list_places,
-    load_rows,
-    sort_rows,
-)
+from perdure.runtime.threads.order import AT_ONCE, Listing, Order, SortedThread, load_rows, sort_rows
 from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
@@ -82,16 +74,20 @@ class ThreadIndex:
         are as for ``add``."""
 
         def make_newer(before: Document | None) -> Mapping[str, Any] | None:
-            announced = 0 if before is None else _read_announced(before, document)
-            made = _make_copy(document, announced if announced > document.version else 0)
-            if before is not None and _age(before.body) > _age(made):
+            made = _make_copy(document, 0)
+            if before is None:
+                return made
+            if _age(before.body) > _age(made):
                 return None
+            announced = _read_announced(before, document)
+            if announced > document.version:
+                made["announced"] = announced
             return made
 
         fresh, ttl = self._database.draw_version(), document.body.get("ttl")
 
         def change_entry(before: Document | None) -> tuple[Op, ...]:
-            earlier = None if before is None else before.body.get("ttl")
+            earlier = before and before.body.get("ttl")
             return expiring_threads.plan_change(thread_id, earlier, ttl, fresh)
 
         program = documents.change(
@@ -167,14 +163,10 @@ class ThreadIndex:
 
         order = order or Order()
         if ids is not None:
-            named = [
-                SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
-                for name in dict.fromkeys(ids)
-            ]
-            asked = [
-                row for row in sort_rows(await load_rows(self._database, named), order) if is_asked_for(row)
-            ]
-            for row in asked[skip:]:
+            named = [Partition(self._tenant, name) for name in dict.fromkeys(ids)]
+            rows = await load_rows(self._database, named)
+            asked = [row for row in rows if row is not None and is_asked_for(row)]
+            for row in sort_rows(asked, order)[skip:]:
                 yield row
             return
         # Without a condition on metadata skipped threads need not be read.
@@ -224,16 +216,8 @@ class ThreadIndex:
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        pages = list_places(
-            self._database,
-            self._tenant,
-            order or Order(),
-            status,
-            skip=skip,
-            enough=enough,
-            copies=copies,
-        )
-        async for batch in _group_places(pages, enough or _FIRST_BATCH):
+        listing = Listing(self._database, self._tenant, order or Order(), status, enough, copies)
+        async for batch in _group_places(listing.list_places(skip), enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
                 entries = await self._read_copies(batch)
@@ -249,9 +233,8 @@ class ThreadIndex:
             for start in range(0, len(wanted), AT_ONCE):
                 some = wanted[start : start + AT_ONCE]
                 # A few at a time, as the caller may need no more.
-                read = {row.thread_id: row for row in await load_rows(self._database, some)}
-                for place in some:
-                    row = read.get(place.partition.thread)
+                rows = await load_rows(self._database, [place.partition for place in some])
+                for place, row in zip(some, rows, strict=True):
                     if row is not None and status in (None, row.status) and matches(row.metadata):
                         yield place.number, row
             yield batch[-1].number, None
@@ -267,7 +250,7 @@ class ThreadIndex:
     ) -> int:
         """Return the number of threads that ``search`` finds; the arguments are the same."""
         if ids is None and not metadata and sees is None:
-            return await count(self._database, self._tenant, status)
+            return await Listing(self._database, self._tenant, status=status).count_threads()
         number = 0
         found = self.search(metadata=metadata, ids=ids, status=status, sees=sees, holding=holding)
         async for _ in found:
@@ -301,8 +284,7 @@ def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
 
 def _read_announced(before: Document, document: Document) -> int:
     """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
-    is_same = before.body["created_at"] == document.body["created_at"]
-    if is_same:
+    if before.body["created_at"] == document.body["created_at"]:
         return int(before.body["announced"])
     return 0
 

@@ -65,8 +65,7 @@ def split_task_id(task_id: str) -> tuple[str, str]:
 
 def protocol_of(standing: Standing) -> Mapping[str, Any]:
     """Return A2A's own data of a run; empty if the run was not created through A2A."""
-    options = Options.read_if_readable(standing.message.options)
-    stored = {} if options is None else options.about.get(PROTOCOL) or {}
+    stored = Options.read_if_readable(standing.message.options).about.get(PROTOCOL) or {}
     return stored if stored.get("name") == A2A else {}
 
 

@@ -97,10 +97,9 @@ async def last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run_id: str
 
 def start_of(standing: Standing | None) -> str | None:
     """Return the id of the checkpoint from which a run was to start, ``None`` for the thread's latest."""
-    options = None if standing is None else Options.read_if_readable(standing.message.options)
-    if options is None:
+    if standing is None:
         return None
-    return options.checkpoint_id
+    return Options.read_if_readable(standing.message.options).checkpoint_id
 
 
 async def _read_start(

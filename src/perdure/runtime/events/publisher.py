@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ from perdure.model.runs.waits import Waits, is_unanswerable
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import to_outgoing, to_outgoing_event
-from perdure.runtime.events.transformers import StreamTransformers
+from perdure.runtime.events.transformers import Part, StreamTransformers
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import StreamOptions
 
@@ -358,8 +358,10 @@ class StreamPublisher:
     def stream_modes(self) -> list[str]:
         """Modes to request from LangGraph."""
         if self._protocol is not None:
-            needed = () if self._transformers is None else self._transformers.modes
-            return sorted({*protocol.MODES, *needed})
+            modes = set[str](protocol.MODES)
+            if self._transformers is not None:
+                modes |= self._transformers.modes
+            return sorted(modes)
         asked = {_LANGGRAPH_NAMES.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
@@ -424,10 +426,10 @@ class StreamPublisher:
             if not payload and mode == "updates":
                 return
         if self._protocol is not None:
-            if self._transformers is None:
-                self._protocol.publish_part(mode, payload, namespace)
-                return
-            for part in await self._transformers.transform(mode, payload, namespace):
+            parts: Iterable[Part] = ((mode, payload, namespace),)
+            if self._transformers is not None:
+                parts = await self._transformers.transform(mode, payload, namespace)
+            for part in parts:
                 self._protocol.publish_part(*part)
             return
         path = "|".join(("", *namespace))

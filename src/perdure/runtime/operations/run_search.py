@@ -316,10 +316,8 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     """
     database, tenant = walk.database, walk.tenant
     if thread_id is None:
-        for hit in await database.arun(ask(FindRuns(tenant, run_id, limit=1))):
-            thread_id = hit.partition.thread
-    if thread_id is None:
-        thread_id = await _search_thread(walk, run_id)
+        hits = await database.arun(ask(FindRuns(tenant, run_id, limit=1)))
+        thread_id = next((hit.partition.thread for hit in hits), None) or await _search_thread(walk, run_id)
     found = None
     if thread_id is not None:
         partition = Partition(tenant, thread_id)

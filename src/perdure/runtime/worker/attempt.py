@@ -190,12 +190,12 @@ async def _attempt(
         given = await views.memories.prepare_input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.prepare_input(agent.conversation, held, given, stored)
+    if has_begun or given is None:
+        graph = await amake_graph_without_refused(graph, config)
     publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)
     if isinstance(given, Command) and _only_ends(given):
         await _clear_next_tasks(graph, config, head_config, publisher)
         return Ending(DONE, {})
-    if has_begun or given is None:
-        graph = await amake_graph_without_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     call_options = {**_make_call_options(agent, options, context), "control": views.steering.control}
     values = await _steer(

@@ -384,9 +384,10 @@ class Dispatch:
             # Another process may have taken the message whose run is awaited here.
             self._notifications.notify_here(ENDED, due[0])
         is_fresh = asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S
-        self._fill_shared()
         if is_fresh:
             self._fill()
+        else:
+            self._fill_shared()
         if self._free_slots > 0 and (was_full or (self._backlog and not is_fresh)):
             self._wake.set()
 

@@ -41,20 +41,13 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if not path.is_file():
         raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
     path = path.resolve()
-    loaded = _find_loaded(path)
-    if loaded is not None:
-        return loaded
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and _is_module_of(module, path):
+            return module
     top = _find_top_package(path.parent)
     if top is None:
         return _import_script(path, root.resolve())
     return _import_member(path, top)
-
-
-def _find_loaded(path: Path) -> ModuleType | None:
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and _is_module_of(module, path):
-            return module
-    return None
 
 
 def _is_module_of(module: ModuleType, path: Path) -> bool:

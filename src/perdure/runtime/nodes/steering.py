@@ -392,7 +392,9 @@ def plan_writes(
 ) -> list[tuple[str, Any]] | None:
     """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it. The
     input then becomes a run of its own, which shows the error."""
-    if not isinstance(update, Mapping) or not update or not set(update) <= _list_input_channels(graph):
+    if not isinstance(update, Mapping) or not update:
+        return None
+    if not update.keys() <= list_input_names(graph) & graph.channels.keys():
         return None
     values = checkpoint.checkpoint["channel_values"]
     writes: list[tuple[str, Any]] = list(update.items())
@@ -421,10 +423,6 @@ def _with_ids(value: Any) -> Any:
     and a message without an id would get another one each time."""
     messages = convert_to_messages(value if isinstance(value, list) else [value])
     return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
-
-
-def _list_input_channels(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
-    return {name for name in list_input_names(graph) if name in graph.channels}
 
 
 def _find_caller() -> tuple[RunnableConfig, Steering | None]:

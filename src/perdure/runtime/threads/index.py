@@ -155,8 +155,7 @@ class ThreadIndex:
                 than it needs.
         """
 
-        def matches(held: Mapping[str, Any]) -> bool:
-            return contains(held, metadata or {}) and (sees is None or sees(held))
+        matches = _make_matcher(metadata, sees)
 
         def is_asked_for(row: ThreadRow) -> bool:
             return status in (None, row.status) and matches(row.metadata)
@@ -207,9 +206,7 @@ class ThreadIndex:
         a place.
         """
 
-        def matches(held: Mapping[str, Any]) -> bool:
-            return contains(held, metadata or {}) and (sees is None or sees(held))
-
+        matches = _make_matcher(metadata, sees)
         loop = asyncio.get_running_loop()
         needs_metadata = bool(metadata) or sees is not None
         # A condition on metadata may pass over any number of threads, and each has to be read.
@@ -268,6 +265,11 @@ class ThreadIndex:
             for entry in copies
             if entry.fault is None and entry.body["announced"] <= entry.body["version"]
         }
+
+
+def _make_matcher(metadata: Mapping[str, Any] | None, sees: Sees | None) -> Sees:
+    """Return a predicate for metadata that contain these entries, and that ``sees`` accepts."""
+    return lambda held: contains(held, metadata or {}) and (sees is None or sees(held))
 
 
 def _make_copy(document: Document, announced: int) -> dict[str, Any]:

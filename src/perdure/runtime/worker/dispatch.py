@@ -348,13 +348,10 @@ class Dispatch:
         return any((thread, name) in self._serving for thread in threads for name in self._work)
 
     def _has_slot(self, due: Due) -> bool:
-        if self._free_slots > 0 and self._may_run_another(due[0].tenant):
+        most = self._settings.per_tenant
+        if self._free_slots > 0 and (most is None or self._count_running()[due[0].tenant] < most):
             return True
         return any(due[0] in threads and not self._is_shared(threads) for threads in self._awaited.values())
-
-    def _may_run_another(self, tenant: str) -> bool:
-        most = self._settings.per_tenant
-        return most is None or self._count_running()[tenant] < most
 
     @property
     def _free_slots(self) -> int:

@@ -31,7 +31,7 @@ from perdure.model.records import DOCUMENT, LISTED, Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.thread_agents import copy_agents, list_variants
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
-from perdure.runtime.threads.order import AT_ONCE, Listing, Order, SortedThread, load_rows, sort_rows
+from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, ThreadListing, load_rows, sort_rows
 from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
@@ -213,7 +213,7 @@ class ThreadIndex:
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        listing = Listing(self._database, self._tenant, order or Order(), status, enough, copies)
+        listing = ThreadListing(self._database, self._tenant, order or Order(), status, enough, copies)
         async for batch in _group_places(listing.list_places(skip), enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
@@ -247,7 +247,7 @@ class ThreadIndex:
     ) -> int:
         """Return the number of threads that ``search`` finds; the arguments are the same."""
         if ids is None and not metadata and sees is None:
-            return await Listing(self._database, self._tenant, status=status).count_threads()
+            return await ThreadListing(self._database, self._tenant, status=status).count_threads()
         number = 0
         found = self.search(metadata=metadata, ids=ids, status=status, sees=sees, holding=holding)
         async for _ in found:

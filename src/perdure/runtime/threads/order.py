@@ -50,7 +50,7 @@ class Order(NamedTuple):
     descending: bool = True
 
 
-class Listing(NamedTuple):
+class ThreadListing(NamedTuple):
     """A tenant's threads in an order.
 
     Attributes:

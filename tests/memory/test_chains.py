@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perdure.memory.chains import relink
 from perdure.memory.facts import Fact
+from perdure.memory.programs import relink
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

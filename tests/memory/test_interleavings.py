@@ -15,9 +15,8 @@ from langgraph.store.base import BaseStore
 import perdure
 from perdure.errors import PerdureError
 from perdure.memory import Memory, programs
-from perdure.memory.facts import make_fact_id
+from perdure.memory.facts import NewFact, make_fact_id
 from perdure.memory.memory import _run
-from perdure.memory.new_fact import NewFact
 from perdure.memory.steps import Place, Steps
 from perdure.memory.users import namespace_of
 

@@ -19,7 +19,7 @@ from perdure.engine.items import search_index
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users
-from perdure.memory.new_fact import NewFact
+from perdure.memory.facts import NewFact
 from perdure.memory.steps import FactChange, Place
 from perdure.model.ops import Fetch, FindThreads, Range
 from perdure.model.records import DOCUMENT

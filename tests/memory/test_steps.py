@@ -12,7 +12,7 @@ import perdure
 from perdure.errors import Forgotten
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory, programs, users
-from perdure.memory.new_fact import NewFact
+from perdure.memory.facts import NewFact
 from perdure.memory.steps import FactChange, Steps
 from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY

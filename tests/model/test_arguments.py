@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from perdure.model.arguments import check_run_config, refuse_text
+from perdure.model.arguments import check_run_config, read_mapping, refuse_text
 
 
 @pytest.mark.parametrize("text", ["", "ab", b"ab", bytearray(b"ab"), memoryview(b"ab")])
@@ -53,3 +53,9 @@ def test_a_config_may_leave_out_any_part() -> None:
         {"recursion_limit": 2**63, "max_concurrency": 1, "tags": ["a"], "callbacks": [], "own": 1}
     )
     check_run_config({"run_id": "AAAAAAAA-AAAA-4AAA-8AAA-AAAAAAAAAAAA", "run_name": ""})
+
+
+def test_what_is_no_mapping_counts_as_an_empty_one() -> None:
+    given = {"a": 1}
+    assert read_mapping(given) is given
+    assert [read_mapping(each) for each in (None, [("a", 1)], "a", 1)] == [{}] * 4

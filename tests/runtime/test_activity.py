@@ -34,7 +34,7 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import growth, overview
 from perdure.runtime.size_samples import DAY_US, SIZES
 from perdure.runtime.tenant import TenantRuntime
-from perdure.runtime.threads import order
+from perdure.runtime.threads.order import ThreadListing
 from perdure.storage.port import Driver
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, eventually_stored, go, settings, working
@@ -434,7 +434,7 @@ def test_a_sample_costs_a_process_one_look_a_day(near: Storage, monkeypatch: pyt
         counted += 1
         return 3
 
-    monkeypatch.setattr(order, "count", count)
+    monkeypatch.setattr(ThreadListing, "count_threads", count)
 
     async def main() -> None:
         database, line = near.open()

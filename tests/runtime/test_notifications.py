@@ -238,13 +238,13 @@ def test_whoever_waits_for_events_hears_that_some_are_stored(place: Place) -> No
         stored = hearer.expect(STORED, thread)
         ended = hearer.expect(ENDED, thread)
         others = hearer.expect(STORED, other)
-        teller.notify_stored(thread)
+        teller.notify(STORED, thread)
         await stored.wait(BOUND_S)
         assert stored.is_set
         assert not ended.is_set
         after = hearer.expect(STORED, thread)
         assert after is not stored
-        teller.notify_ended(thread)
+        teller.notify(ENDED, thread)
         await ended.wait(BOUND_S)
         await after.wait(BOUND_S)  # the last events are stored with the run's end
         assert ended.is_set

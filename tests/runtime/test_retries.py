@@ -1,6 +1,6 @@
 """A failed run is run again from its last good step, once, and the record of the failure stays.
 
-Covers perdure.runtime.failures.run_retries, perdure.engine.queue.retries.
+Covers perdure.engine.queue.retries.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
 from perdure.errors import ExtractionRefused
-from perdure.memory.facts import TEXT_MAX, Fact, clean_text, convert_to_utc
+from perdure.memory.facts import TEXT_MAX, Fact, clean_text, convert_if_given
 from perdure.memory.recall import escape_line
+from perdure.model.arguments import read_mapping
 from perdure.model.runs.messages import replace_surrogates
 
 EXTRACTION_PROMPT = """\
@@ -144,7 +145,7 @@ def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
         content = json.loads(text)
     except (ValueError, RecursionError):
         raise ExtractionRefused(_refusal("is not JSON")) from None
-    entries = content.get("facts") if isinstance(content, dict) else None
+    entries = read_mapping(content).get("facts")
     if not isinstance(entries, list):
         raise ExtractionRefused(_refusal('has no list "facts"'))
     if len(entries) > FACTS_MAX:
@@ -159,18 +160,12 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
         ExtractionRefused: The result is not a list of ``ExtractedFact``, or one of these cannot be
             remembered.
     """
-    if inspect.isfunction(extract) or inspect.ismethod(extract):
-        function: Any = extract
+    if inspect.iscoroutinefunction(extract) or inspect.iscoroutinefunction(type(extract).__call__):
+        result: Any = extract(request)
     else:
-        function = type(extract).__call__
-    if inspect.iscoroutinefunction(function):
-        returned: Any = extract(request)
-    else:
-        returned = await asyncio.to_thread(extract, request)
-    if inspect.isawaitable(returned):
-        result = await returned
-    else:
-        result = returned
+        result = await asyncio.to_thread(extract, request)
+    if inspect.isawaitable(result):
+        result = await result
     if not isinstance(result, Sequence) or not all(isinstance(each, ExtractedFact) for each in result):
         raise ExtractionRefused("an extractor returns a list of ExtractedFact; nothing was remembered")
     facts = [
@@ -181,15 +176,15 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
     for fact in facts:
         try:
             clean_text(fact.text, TEXT_MAX)
-            if fact.valid_from is not None:
-                convert_to_utc(fact.valid_from, "valid_from")
+            convert_if_given(fact.valid_from, "valid_from")
         except (TypeError, ValueError) as error:
             raise ExtractionRefused(f"{error}; nothing was remembered") from None
     return facts
 
 
 def _make_fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
-    text = entry.get("text") if isinstance(entry, dict) else None
+    entry = read_mapping(entry)
+    text = entry.get("text")
     if not isinstance(text, str) or not 0 < len(text.strip()) <= TEXT_MAX:
         raise ExtractionRefused(_refusal("has a fact without a text, or with one that is too long"))
     replaces = entry.get("replaces") or []
@@ -198,10 +193,9 @@ def _make_fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
     ):
         raise ExtractionRefused(_refusal("replaces facts that it was not shown"))
     since = entry.get("since")
+    valid_from = None
     try:
-        if since is None:
-            valid_from = None
-        else:
+        if since is not None:
             valid_from = datetime.fromisoformat(since)
     except (TypeError, ValueError):
         raise ExtractionRefused(_refusal('has a "since" that is not a date')) from None

@@ -7,7 +7,7 @@ nothing else in it ever changes. So the facts that were known at any earlier tim
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -102,6 +102,25 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewFact:
+    """A fact to remember; the fields are those of ``Fact``.
+
+    ``heard_at`` is the time at which the fact's source was written, for a fact that is extracted later.
+    """
+
+    text: str
+    thread: str | None = None
+    message: str | None = None
+    valid_from: datetime | None = None
+    supersedes: Sequence[str] = ()
+    heard_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.supersedes, str):
+            raise TypeError("supersedes is a list of ids, not one text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadSummary:
     """Summary of a thread of the user; a later summary of the thread replaces it.
 
@@ -153,13 +172,8 @@ def read_mark_time(key: str, value: Mapping[str, Any] | None) -> datetime | None
     """
     if value is None or not is_mark(value):
         return None
-    try:
-        at = read_time(value["at"])
-        if at is None:
-            raise ValueError
-    except (LookupError, TypeError, ValueError) as error:
-        raise Corrupt(f"the item {key!r} is not a mark that this release can read") from error
-    return at
+    with _readable(key, "mark"):
+        return _read_known_time(value["at"])
 
 
 Remembered = Fact | ThreadSummary
@@ -205,6 +219,13 @@ def convert_to_utc(at: datetime, what: str) -> datetime:
         return at.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"{what} is outside the years 1 to 9999 in UTC") from None
+
+
+def convert_if_given(at: datetime | None, what: str) -> datetime | None:
+    """Return the same as ``convert_to_utc``; ``None`` for none."""
+    if at is None:
+        return None
+    return convert_to_utc(at, what)
 
 
 def read_time(text: str | None) -> datetime | None:

@@ -10,20 +10,14 @@ from uuid import UUID
 from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 
 from perdure.memory import programs
-from perdure.memory.facts import Fact, Remembered, ThreadSummary, convert_to_utc
-from perdure.memory.new_fact import NewFact
-from perdure.memory.programs import FactQuery
-from perdure.memory.steps import FactChange, Place, Steps
+from perdure.memory.facts import Fact, NewFact, Remembered, ThreadSummary, convert_to_utc
+from perdure.memory.steps import FactChange, Place, Steps, read_removal_time, value_of
 from perdure.memory.users import ROOT, namespace_of, user_id, user_of_namespace
 from perdure.model.program import ProgramResult, advance
 
 R = TypeVar("R")
 
 FORMAT = "perdure.memory/1"
-
-
-def _read_utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class Memory:
@@ -49,7 +43,7 @@ class Memory:
         user: str | int | UUID,
         *,
         root: Sequence[str] = ROOT,
-        now: Callable[[], datetime] = _read_utc_now,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.user = user_id(user)
         self._store = store
@@ -140,7 +134,7 @@ class Memory:
             offset: The number of entries to pass over.
             filter: LangGraph's filter on the items, e.g. ``{"thread": "t1"}`` or ``{"kind": "summary"}``.
         """
-        return self._run(programs.recall(self._place, _make_query(query, k, offset, filter)))
+        return self._run(programs.recall(self._place, query, k, offset, filter))
 
     async def arecall(
         self,
@@ -151,7 +145,7 @@ class Memory:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
         """See ``recall``."""
-        return await self._arun(programs.recall(self._place, _make_query(query, k, offset, filter)))
+        return await self._arun(programs.recall(self._place, query, k, offset, filter))
 
     def facts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """Return the current facts, oldest first.
@@ -259,11 +253,11 @@ class Memory:
 
     def forgotten_at(self) -> datetime | None:
         """Return the time of the latest ``forget()`` of all that was known of the user, or ``None``."""
-        return self._run(programs.read_removal_time(self._place))
+        return self._run(read_removal_time(self._place))
 
     async def aforgotten_at(self) -> datetime | None:
         """See ``forgotten_at``."""
-        return await self._arun(programs.read_removal_time(self._place))
+        return await self._arun(read_removal_time(self._place))
 
     def export(self) -> dict[str, Any]:
         """Return all that is known of the user, with its history, as plain JSON data."""
@@ -315,10 +309,6 @@ def _list_users(namespaces: Sequence[tuple[str, ...]], root: Sequence[str]) -> l
     return sorted(user_of_namespace(each, root) for each in namespaces)
 
 
-def _make_query(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> FactQuery:  # noqa: A002
-    return FactQuery(query=query, most=k, offset=offset, fields=filter)
-
-
 def _select_facts(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
     if known_at is not None and history:
         raise ValueError("history=True returns the facts of all times; leave out known_at")
@@ -328,12 +318,12 @@ def _select_facts(facts: Sequence[Fact], known_at: datetime | None, *, history: 
     return [fact for fact in facts if history or fact.is_current]
 
 
-def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
+def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
     """Return the operations with the store's own time to live, which only its methods for single operations
     add."""
     ttl = store.ttl_config or {}
     default, refresh = ttl.get("default_ttl"), ttl.get("refresh_on_read", True)
-    out: list[Op] = []
+    out: list[Any] = []
     for op in ops:
         if isinstance(op, PutOp) and op.value is not None:
             op = op._replace(ttl=default)
@@ -379,10 +369,9 @@ def _run(store: BaseStore, steps: Steps[R]) -> R:
         if not isinstance(step, FactChange):
             answer: Any = store.batch(_add_ttl(store, step))
         elif isinstance(store, ConditionalStore):
-            answer = store.put_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
-        else:
-            answer = _is_as_seen(step, store.batch(_list_reads(step)))
-            store.batch(_add_ttl_to_puts(store, step) if answer else [])
+            answer = store.put_if_unchanged(_add_ttl(store, step.puts), step.seen)
+        elif answer := _is_as_seen(step, store.batch(_list_reads(step))):
+            store.batch(_add_ttl(store, step.puts))
         step = advance(steps, answer)
     return step.result
 
@@ -393,16 +382,11 @@ async def _arun(store: BaseStore, steps: Steps[R]) -> R:
         if not isinstance(step, FactChange):
             answer: Any = await store.abatch(_add_ttl(store, step))
         elif isinstance(store, ConditionalStore):
-            answer = await store.aput_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
-        else:
-            answer = _is_as_seen(step, await store.abatch(_list_reads(step)))
-            await store.abatch(_add_ttl_to_puts(store, step) if answer else [])
+            answer = await store.aput_if_unchanged(_add_ttl(store, step.puts), step.seen)
+        elif answer := _is_as_seen(step, await store.abatch(_list_reads(step))):
+            await store.abatch(_add_ttl(store, step.puts))
         step = advance(steps, answer)
     return step.result
-
-
-def _add_ttl_to_puts(store: BaseStore, change: FactChange) -> list[Any]:
-    return _add_ttl(store, change.puts)
 
 
 def _list_reads(change: FactChange) -> list[Op]:
@@ -412,5 +396,4 @@ def _list_reads(change: FactChange) -> list[Op]:
 
 
 def _is_as_seen(change: FactChange, items: Sequence[Any]) -> bool:
-    found = {key: None if item is None else item.value for key, item in zip(change.seen, items, strict=True)}
-    return found == dict(change.seen)
+    return list(map(value_of, items)) == list(change.seen.values())

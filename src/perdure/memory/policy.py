@@ -12,6 +12,7 @@ from perdure.conversation.counting import Counter, approximate
 from perdure.conversation.summary import Summarize
 from perdure.memory.extraction import Extract
 from perdure.memory.users import ROOT, user_id
+from perdure.model.arguments import read_mapping
 from perdure.model.users import name_user
 
 VERIFIED_USER = "langgraph_auth_user"
@@ -24,10 +25,7 @@ UUID stands for its text."""
 
 def verified_user(configurable: Mapping[str, Any]) -> str | None:
     """Return the identity of the verified user, which clients of a server cannot set."""
-    user = configurable.get(VERIFIED_USER)
-    if isinstance(user, Mapping):
-        return name_user(user.get("identity"))
-    return None
+    return name_user(read_mapping(configurable.get(VERIFIED_USER)).get("identity"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +88,7 @@ class MemoryPolicy:
             TypeError: The user's id is of a type that names no user.
             ValueError: The id is empty or too long, or has a character that stores refuse.
         """
-        if callable(self.user):
-            user = self.user(configurable)
-        else:
-            user = self.user
+        user = self.user(configurable) if callable(self.user) else self.user
         if user is None:
             return None
         return user_id(user)

@@ -8,7 +8,7 @@ stored as a whole or not at all, and is planned again when others have changed i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -16,24 +16,22 @@ from uuid import uuid4
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
-from perdure.memory.chains import relink
 from perdure.memory.facts import (
     SUMMARY_MAX,
     TEXT_MAX,
     Fact,
+    NewFact,
     Remembered,
     ThreadSummary,
     clean_text,
-    convert_to_utc,
+    convert_if_given,
     is_mark,
     make_fact_id,
     make_mark,
     normalise_text,
     read_mark_time,
-    read_time,
 )
-from perdure.memory.new_fact import NewFact
-from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, make_fence, removal_of
+from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, make_fence, value_of
 from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 _PAGE = 500
@@ -55,14 +53,8 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     it is.
     """
     text = clean_text(new.text, TEXT_MAX)
-    if new.valid_from is None:
-        valid_from = None
-    else:
-        valid_from = convert_to_utc(new.valid_from, "valid_from")
-    if new.heard_at is None:
-        heard_at = None
-    else:
-        heard_at = convert_to_utc(new.heard_at, "heard_at")
+    valid_from = convert_if_given(new.valid_from, "valid_from")
+    heard_at = convert_if_given(new.heard_at, "heard_at")
     for _ in range(TRIES):
         existing, number, values = yield from _find_latest(place, text)
         first_id = make_fact_id(text, 0)
@@ -168,8 +160,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
 
 def read_facts(place: Place) -> Steps[list[Fact]]:
     """Return all facts, current or not, in the order in which they were remembered."""
-    items = yield from _read_all(place.facts)
-    return sorted(_read_facts({item.key: item.value for item in items}), key=_get_order)
+    return sorted(_read_facts((yield from _read_all_values(place))), key=_get_order)
 
 
 def read_summaries(place: Place) -> Steps[list[ThreadSummary]]:
@@ -182,16 +173,10 @@ def read_summaries(place: Place) -> Steps[list[ThreadSummary]]:
 def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
     text = clean_text(text, SUMMARY_MAX)
-    if heard_at is None:
-        heard_at = None
-    else:
-        heard_at = convert_to_utc(heard_at, "heard_at")
+    heard_at = convert_if_given(heard_at, "heard_at")
     for _ in range(TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-        if item is None:
-            value: Mapping[str, Any] | None = None
-        else:
-            value = item.value
+        value = value_of(item)
         required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(thread, value, heard_at)
@@ -207,30 +192,20 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
     raise contention_error()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactQuery:
-    """Request for items to recall: those nearest to a query, or the newest, filtered by fields."""
-
-    query: str | None
-    most: int
-    offset: int = 0
-    fields: Mapping[str, Any] | None = None
-
-
-def recall(place: Place, question: FactQuery) -> Steps[list[Remembered]]:
-    """Return current facts and summaries: with a query, on a store that can compare it, the nearest first;
-    otherwise the newest.
+def recall(
+    place: Place, query: str | None, most: int, offset: int, fields: Mapping[str, Any] | None
+) -> Steps[list[Remembered]]:
+    """Return current facts and summaries, filtered by fields: with a query, on a store that can compare it,
+    the nearest first; otherwise the newest.
 
     Other items of the namespace are left out: one foreign item must not make the whole recall fail.
     """
-    query = question.query
     if query is not None and not query.strip():
         query = None
-    fields = {**(question.fields or {}), "current": True}
-    (items,) = yield [SearchOp(place.namespace, fields, question.most, question.offset, query, True)]
+    fields = {**(fields or {}), "current": True}
+    (items,) = yield [SearchOp(place.namespace, fields, most, offset, query, True)]
     entries = [each for each in map(_read_entry, items) if each is not None]
-    is_ranked = any(item.score is not None for item in items)
-    if is_ranked:
+    if any(item.score is not None for item in items):
         return entries
     return sorted(entries, key=_get_order, reverse=True)
 
@@ -243,10 +218,7 @@ def forget(place: Place, key: str) -> Steps[int]:
     """
     for _ in range(TRIES):
         items = yield [GetOp(at, key, refresh_ttl=False) for at in (place.facts, place.summaries)]
-        fact, summary = [
-            None if item is None or read_mark_time(key, item.value) is not None else item.value
-            for item in items
-        ]
+        fact, summary = (_unmarked_value(key, item) for item in items)
         if fact is None and summary is None:
             raise _unknown_error(key)
         removed = 0
@@ -263,9 +235,7 @@ def forget(place: Place, key: str) -> Steps[int]:
 def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     """Remove all facts of a text, and store a mark in their place; return their number, 0 if one was changed
     meanwhile."""
-    found: dict[str, Mapping[str, Any]] = {
-        item.key: item.value for item in (yield from _read_all(place.facts))
-    }
+    found = yield from _read_all_values(place)
     to_remove = [each for each in _read_facts(found) if normalise_text(each.text) == text]
     _, number, values = yield from _find_latest(place, text)
     if any(value is not None and each not in found for each, value in values.items()):
@@ -300,12 +270,57 @@ def _plan_removal(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Se
     return FactChange(puts, {put.key: found[put.key] for put in puts})
 
 
+def relink(facts: Sequence[Fact], removed: set[str]) -> list[Fact]:
+    """Return the facts that stay and whose links change by a removal, with their new links.
+
+    Args:
+        facts: All facts.
+        removed: The ids of the facts that are removed.
+    """
+    by_id = {fact.id: fact for fact in facts}
+    return [
+        replace(
+            fact,
+            superseded_by=_find_kept_successor(by_id, removed, fact.superseded_by),
+            supersedes=_find_kept_predecessors(by_id, removed, fact.supersedes),
+        )
+        for fact in facts
+        if fact.id not in removed and {fact.superseded_by, *fact.supersedes} & removed
+    ]
+
+
+def _find_kept_successor(by_id: Mapping[str, Fact], removed: set[str], key: str | None) -> str | None:
+    """Return the id of the first successor that is not removed, if there is one."""
+    visited: set[str] = set()
+    while key in removed:
+        if key in visited or key not in by_id:
+            return None
+        visited.add(key)
+        key = by_id[key].superseded_by
+    return key
+
+
+def _find_kept_predecessors(
+    by_id: Mapping[str, Fact], removed: set[str], keys: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the ids of corrected facts; in place of a removed one, of those that it corrected itself."""
+    kept: dict[str, None] = {}
+    visited: set[str] = set()
+    to_visit = list(reversed(keys))
+    while to_visit:
+        key = to_visit.pop()
+        if key not in removed:
+            kept[key] = None
+        elif key not in visited and key in by_id:
+            visited.add(key)
+            to_visit += reversed(by_id[key].supersedes)
+    return tuple(kept)
+
+
 def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
     """Remove the facts of a message and the summary of its thread, without marks; return their number."""
     for _ in range(TRIES):
-        found: dict[str, Mapping[str, Any]] = {
-            item.key: item.value for item in (yield from _read_all(place.facts))
-        }
+        found = yield from _read_all_values(place)
         to_remove = [
             each.id for each in _read_facts(found) if (each.thread, each.message) == (thread, message)
         ]
@@ -314,10 +329,11 @@ def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
     else:
         raise contention_error()
     for _ in range(TRIES):
-        (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-        if summary is None or read_mark_time(thread, summary.value) is not None:
+        (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
+        summary = _unmarked_value(thread, item)
+        if summary is None:
             return len(to_remove)
-        if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary.value})):
+        if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary})):
             return len(to_remove) + 1
     raise contention_error()
 
@@ -345,14 +361,6 @@ def forget_all(place: Place) -> Steps[int]:
             yield [PutOp(item.namespace, item.key, None) for item in found]
             removed += sum(not is_mark(item.value) for item in found)
     return removed
-
-
-def read_removal_time(place: Place) -> Steps[datetime | None]:
-    """Return the time of the latest removal of all that was known of the user, if there was one."""
-    removal = yield from removal_of(place)
-    if removal is None:
-        return None
-    return read_time(removal["at"])
 
 
 def read_namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
@@ -453,7 +461,14 @@ def _read_values(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[s
     if not keys:
         return {}
     items: list[Item | None] = yield [GetOp(place.facts, key, refresh_ttl=False) for key in keys]
-    return {key: None if item is None else item.value for key, item in zip(keys, items, strict=True)}
+    return dict(zip(keys, map(value_of, items), strict=True))
+
+
+def _unmarked_value(key: str, item: Item | None) -> Mapping[str, Any] | None:
+    """Return the value of an item, ``None`` if there is none, or a mark in its place."""
+    if item is None or read_mark_time(key, item.value) is not None:
+        return None
+    return item.value
 
 
 def _read_facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
@@ -488,6 +503,11 @@ def _put_facts(
 def _put_fact(place: Place, fact: Fact) -> PutOp:
     """Return the operation that stores a fact. Closed facts are not found by their text."""
     return PutOp(place.facts, fact.id, fact.dump(), index=_TEXT if fact.is_current else False)
+
+
+def _read_all_values(place: Place) -> Steps[dict[str, Mapping[str, Any]]]:
+    """Return the values of all facts and their marks, by key."""
+    return {item.key: item.value for item in (yield from _read_all(place.facts))}
 
 
 def _read_all(namespace: tuple[str, ...]) -> Steps[list[Any]]:

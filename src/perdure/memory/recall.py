@@ -80,9 +80,8 @@ def _make_message(entries: Sequence[Remembered]) -> SystemMessage:
 
 def _format_line(entry: Remembered) -> str:
     if isinstance(entry, Fact):
-        if entry.valid_from is None:
-            since = ""
-        else:
+        since = ""
+        if entry.valid_from is not None:
             since = f' since="{entry.valid_from:%Y-%m-%d}"'
         return f'<fact noted="{entry.at:%Y-%m-%d}"{since}>{escape_line(entry.text)}</fact>'
     return f'<conversation noted="{entry.at:%Y-%m-%d}">{escape_line(entry.text)}</conversation>'

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from langgraph.store.base import GetOp, Op, PutOp
+from langgraph.store.base import GetOp, Item, Op, PutOp
 
 from perdure.errors import Contention, Forgotten
 from perdure.memory.facts import make_mark, read_time
@@ -63,11 +63,20 @@ class Place:
         )
 
 
-def removal_of(place: Place) -> Steps[Mapping[str, Any] | None]:
-    """Return the record of the latest removal of all the user's memories, if there was one."""
+def read_removal_time(place: Place) -> Steps[datetime | None]:
+    """Return the time of the latest removal of all that was known of the user, if there was one."""
     key, namespace = place.removal
     (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
-    return None if item is None else item.value
+    if item is None:
+        return None
+    return read_time(item.value["at"])
+
+
+def value_of(item: Item | None) -> Mapping[str, Any] | None:
+    """Return the value of an item, ``None`` if there is none."""
+    if item is None:
+        return None
+    return item.value
 
 
 def make_fence(
@@ -85,11 +94,7 @@ def make_fence(
     is_new = False
     for _ in range(TRIES):
         (item,) = yield [GetOp(namespace, _FENCE, refresh_ttl=False)]
-        removal = yield from removal_of(place)
-        if removal is None:
-            forgotten_at = None
-        else:
-            forgotten_at = read_time(removal["at"])
+        forgotten_at = yield from read_removal_time(place)
         if forgotten_at is not None and heard_at <= forgotten_at:
             if is_new and item is not None:
                 yield FactChange([PutOp(namespace, _FENCE, None)], {_FENCE: item.value})

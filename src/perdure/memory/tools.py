@@ -65,31 +65,26 @@ def memory_tools(
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        user_memory, key = open_memory(), _check_arguments(content, action, id)
+        user_memory, named = open_memory(), _check_arguments(content, action, id)
         with _report_errors():
             if action == "delete":
-                return _describe_change(action, user_memory.retract(key))
-            return _describe_change(
-                action,
-                user_memory.remember(
-                    content or "", thread=find_thread_id(), supersedes=_list_superseded(action, key)
-                ),
-            )
+                fact = user_memory.retract(*named)
+            else:
+                fact = user_memory.remember(content or "", thread=find_thread_id(), supersedes=named)
+            return _describe_change(action, fact)
 
     async def amanage(
         content: str | None = None,
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        user_memory, key = open_memory(), _check_arguments(content, action, id)
+        user_memory, named = open_memory(), _check_arguments(content, action, id)
         with _report_errors():
             if action == "delete":
-                return _describe_change(action, await user_memory.aretract(key))
-            supersedes = _list_superseded(action, key)
-            return _describe_change(
-                action,
-                await user_memory.aremember(content or "", thread=find_thread_id(), supersedes=supersedes),
-            )
+                fact = await user_memory.aretract(*named)
+            else:
+                fact = await user_memory.aremember(content or "", thread=find_thread_id(), supersedes=named)
+            return _describe_change(action, fact)
 
     def search(
         query: str,
@@ -137,12 +132,6 @@ def _report_errors() -> Iterator[None]:
         raise ToolException(str(error)) from error
 
 
-def _list_superseded(action: ManageAction, key: str) -> list[str]:
-    if action == "update":
-        return [key]
-    return []
-
-
 def _describe_change(action: ManageAction, fact: Fact) -> str:
     if action == "delete":
         return f"Deleted memory {fact.id}"
@@ -154,7 +143,8 @@ def _list_found(found: list[Remembered]) -> tuple[str, list[Remembered]]:
     return json.dumps(entries, ensure_ascii=False), found
 
 
-def _check_arguments(content: str | None, action: ManageAction, key: UUID | None) -> str:
+def _check_arguments(content: str | None, action: ManageAction, key: UUID | None) -> list[str]:
+    """Return the id of the memory that is updated or deleted; an empty list for a new one."""
     if action == "create" and key is not None:
         raise ToolException("a new memory has no id yet; leave it out, or use the action update")
     if action != "create" and key is None:
@@ -162,5 +152,5 @@ def _check_arguments(content: str | None, action: ManageAction, key: UUID | None
     if action != "delete" and not (content or "").strip():
         raise ToolException(f"the action {action} needs content")
     if key is None:
-        return ""
-    return str(key)
+        return []
+    return [str(key)]

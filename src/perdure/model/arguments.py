@@ -75,6 +75,13 @@ def require_mapping(what: str, value: object) -> None:
         raise TypeError(f"{what} is a mapping, not {type(value).__name__}")
 
 
+def read_mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else, in data that others have made."""
+    if isinstance(value, Mapping):
+        return value
+    return {}
+
+
 def require_number(what: str, value: object) -> None:
     """Raise ``TypeError`` for anything but a number; ``True`` and ``False`` are none. ``what`` names the
     argument."""

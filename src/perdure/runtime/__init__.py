@@ -62,42 +62,26 @@ __all__ = [
     "wait_for_sync",
 ]
 
-_MODULES = {
-    "Agent": "runtime.agents.agent",
-    "Channel": "runtime.worker.delivery",
-    "Event": "engine.queue.events",
-    "Logs": "runtime.observers",
-    "Message": "model.runs.messages",
-    "NotSent": "runtime.worker.delivery",
-    "Observer": "runtime.observers",
-    "Options": "runtime.options",
-    "Price": "model.model_calls",
-    "Prices": "model.model_calls",
-    "Question": "runtime.nodes.waiting",
-    "Reply": "model.runs.messages",
-    "Run": "model.runs.messages",
-    "Runtime": "runtime.runtime",
-    "Settings": "runtime.settings",
-    "Standing": "engine.queue.inbox",
-    "StreamOptions": "runtime.options",
-    "Ticket": "runtime.tickets",
-    "Transaction": "runtime.nodes.transactions",
-    "Undeliverable": "runtime.worker.delivery",
-    "ask": "runtime.nodes.waiting",
-    "effect": "runtime.nodes.effects",
-    "effect_key": "runtime.nodes.effects",
-    "effects": "runtime.nodes.effects",
-    "effects_sync": "runtime.nodes.effects",
-    "isolated_subgraph": "runtime.nodes.isolated_subgraphs",
-    "sleep": "runtime.nodes.waiting",
-    "sleep_sync": "runtime.nodes.waiting",
-    "take_messages": "runtime.nodes.steering",
-    "take_messages_sync": "runtime.nodes.steering",
-    "transaction": "runtime.nodes.transactions",
-    "wait_for": "runtime.nodes.waiting",
-    "wait_for_sync": "runtime.nodes.waiting",
+_NAMES = {
+    "engine.queue.events": ("Event",),
+    "engine.queue.inbox": ("Standing",),
+    "model.model_calls": ("Price", "Prices"),
+    "model.runs.messages": ("Message", "Reply", "Run"),
+    "runtime.agents.agent": ("Agent",),
+    "runtime.nodes.effects": ("effect", "effect_key", "effects", "effects_sync"),
+    "runtime.nodes.isolated_subgraphs": ("isolated_subgraph",),
+    "runtime.nodes.steering": ("take_messages", "take_messages_sync"),
+    "runtime.nodes.transactions": ("Transaction", "transaction"),
+    "runtime.nodes.waiting": ("Question", "ask", "sleep", "sleep_sync", "wait_for", "wait_for_sync"),
+    "runtime.observers": ("Logs", "Observer"),
+    "runtime.options": ("Options", "StreamOptions"),
+    "runtime.runtime": ("Runtime",),
+    "runtime.settings": ("Settings",),
+    "runtime.tickets": ("Ticket",),
+    "runtime.worker.delivery": ("Channel", "NotSent", "Undeliverable"),
 }
-"""Module of each exported name, below ``perdure``."""
+"""Exported names by their modules, below ``perdure``."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast, get_args
 
-from perdure.engine.queue import accept_and_claim, questions, scheduled, signals
+from perdure.engine.queue import accept_and_claim, questions, scheduled
 from perdure.engine.queue.claims import RememberedInbox
 from perdure.engine.queue.inbox import Accept, Accepted, Strategy, was_accepted
 from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
+from perdure.engine.queue.retries import Retry
 from perdure.engine.threads.steering import STEER
 from perdure.errors import LimitReached, PerdureError, QueueFull, Unavailable
 from perdure.model.ops import Expect, Fetch, Put, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, Partition
-from perdure.model.runs.messages import Message, copy_plain
+from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.runtime.control import Control
-from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import parse_span
-from perdure.runtime.tickets import SignalReceipt, Ticket
+from perdure.runtime.tickets import SignalReceipt, Ticket, make_id, make_signal
 from perdure.runtime.worker.run_limits import mark_counted
 from perdure.runtime.worker.worker import Worker
 from perdure.storage.port import Answers
@@ -58,6 +57,7 @@ class Acceptance:
         self._context = context
         self._worker = worker
         self._control = control
+        self._graphs = worker.runner.graphs
 
     async def accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         """Store a message, and start its run if it is due and this process works.
@@ -78,28 +78,23 @@ class Acceptance:
             AlreadyCreated: The record to write was written meanwhile.
             LimitReached: A limit refuses a run that would have to wait.
         """
-        limits = self._worker.runner.limits
-        if limits is not None and limits.refuses and message.mode == "answer" and not message.graph:
+        limits, database = self._worker.runner.limits, self._context.database
+        if limits is None:
+            return await self._accept(partition, message, terms)
+        if limits.refuses and message.mode == "answer" and not message.graph:
             # The limits of its run are those of the graph that asked.
             message = replace(message, graph=await self._find_asking_graph(partition))
         try:
-            turn = None
-            if limits is not None:
-                turn = await limits.admit(partition, message)
+            turn = await limits.admit(partition, message)
         except LimitReached as refused:
-            if bool(message.dedupe) and await self._context.database.arun(
-                was_accepted(partition, message.dedupe)
-            ):
+            dedupe = message.dedupe
+            if bool(dedupe) and await database.arun(was_accepted(partition, dedupe)):
                 return await self._accept(partition, message, terms)
-            self._context.observers.event(
-                "limit.refused",
-                tenant=partition.tenant,
-                thread=partition.thread,
-                graph=message.graph,
-                limit=refused.limit,
+            self._context.observers.thread_event(
+                "limit.refused", partition, graph=message.graph, limit=refused.limit
             )
             raise
-        if limits is None or turn is None:
+        if turn is None:
             return await self._accept(partition, message, terms)
         is_next = self._context.works and not terms.debounce.quiet
         is_next = is_next and not self._worker.dispatch.will_serve(partition)
@@ -117,7 +112,7 @@ class Acceptance:
 
     async def _find_asking_graph(self, partition: Partition) -> str:
         """Return the graph that asked the thread's open question; empty if it is not known."""
-        read_asked = partial(self._worker.runner.graphs.read_asked, partition)
+        read_asked = partial(self._graphs.read_asked, partition)
         question = await self._context.database.arun(questions.find(partition, read_asked))
         if question is None or question.run is None:
             return ""
@@ -143,13 +138,11 @@ class Acceptance:
             context.database.draw_version(),
             terms.precondition,
             terms.cancel_pending,
-            partial(self._worker.runner.graphs.read_asked, partition),
+            partial(self._graphs.read_asked, partition),
         )
         known = await self._find_inbox(accept)
         if known is None or not self._may_begin(accept, known):
-            lane = None if known is None else known.lane
-            accepted, _ = await self._store(accept, accept.store(lane))
-            return await self._schedule_run(accept, terms, accepted)
+            return await self._store_and_schedule(accept, terms, known and known.lane)
         # The caller may be cancelled, but its claim has to be worked on.
         beginning = asyncio.create_task(self._begin_at_once(accept, terms, known))
         self._worker.beginning.add(beginning)
@@ -165,7 +158,7 @@ class Acceptance:
             # A thread that does not exist yet has no inbox, and no epoch.
             return accept_and_claim.NEW
         known = context.queues.get(partition)
-        graphs = self._worker.runner.graphs.agents.keys()
+        graphs = self._graphs.agents.keys()
         if known is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
             return known
         if context.database.driver.capabilities.reads_with_commits:
@@ -182,7 +175,7 @@ class Acceptance:
         return (
             context.works
             and (limits is None or not limits.has(partition, accept.message))
-            and accept_and_claim.may_begin(accept, known, self._worker.runner.graphs.agents.keys())
+            and accept_and_claim.may_begin(accept, known, self._graphs.agents.keys())
             and not context.subscriptions.is_followed(partition)
             and self._worker.dispatch.reserve((partition, IN))
         )
@@ -210,8 +203,7 @@ class Acceptance:
                 lane = None
                 if begun.kind is LANE and not is_outdated:
                     lane = known.lane
-                accepted, _ = await self._store(accept, accept.store(lane))
-                return await self._schedule_run(accept, terms, accepted)
+                return await self._store_and_schedule(accept, terms, lane)
             accepted, held = begun
             with self._context.report_errors(partition):
                 self._emit_accepted(accept, accepted)
@@ -260,8 +252,9 @@ class Acceptance:
             self._context.queues.forget(accept.partition)
             raise
 
-    async def _schedule_run(self, accept: Accept, terms: AcceptanceTerms, accepted: Accepted) -> Ticket:
-        """Schedule the run of a message that was stored."""
+    async def _store_and_schedule(self, accept: Accept, terms: AcceptanceTerms, lane: Lane | None) -> Ticket:
+        """Store a message, and schedule its run. ``lane`` is the inbox, as it is remembered."""
+        accepted, _ = await self._store(accept, accept.store(lane))
         with self._context.report_errors(accept.partition):
             self._emit_accepted(accept, accepted)
             if accepted.is_duplicate and self._worker.is_resumed:
@@ -272,27 +265,26 @@ class Acceptance:
         return _make_ticket(accept.partition, accepted)
 
     def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
+        name = "message.accepted"
         if accepted.is_duplicate:
             name = "message.duplicate"
-        else:
-            name = "message.accepted"
-        self._emit(name, accept.partition, accept.message, accepted.id)
+        self._emit(name, accept.partition, accept.message, message=accepted.id)
 
     async def retry(self, partition: Partition, run_id: str) -> Ticket:
         """Store the messages that repeat a failed run, and start that run if this process works; raise the
         errors of ``engine.queue.retries.Retry``."""
         context = self._context
         now = await context.clock.now()
-        read_asked = partial(self._worker.runner.graphs.read_asked, partition)
-        max_pending = context.settings.max_pending
-        program = retry_run(context.database, partition, run_id, now, max_pending, read_asked)
+        read_asked = partial(self._graphs.read_asked, partition)
+        most, fresh = context.settings.max_pending, context.database.draw_version()
+        retry = Retry(partition, run_id, now, most, fresh, make_id, read_asked)
         try:
-            accepted = await context.database.arun(program)
+            accepted = await context.database.arun(retry.store())
         finally:
             context.queues.forget(partition)
         if accepted.lane is not None and accepted.message is not None:
             with context.report_errors(partition):
-                self._emit("run.retried", partition, accepted.message, accepted.id)
+                self._emit("run.retried", partition, accepted.message, message=accepted.id)
                 self._start(partition, accepted.lane, now)
         return _make_ticket(partition, accepted)
 
@@ -302,33 +294,23 @@ class Acceptance:
         """Store a signal, and start the run that goes on with it if this process works; raise the
         errors of ``engine.queue.signals.Signal``."""
         context, now = self._context, await self._context.clock.now()
-        signal = signals.Signal(
-            partition,
-            name,
-            copy_plain(value, "signal"),
-            b"" if key is None else signals.signal_key(name, key),
-            to_all,
-            str(uuid.uuid4()),
-            now,
-            context.database.draw_version(),
-            partial(self._worker.runner.graphs.read_asked, partition),
+        fresh, read_asked = context.database.draw_version(), partial(self._graphs.read_asked, partition)
+        signal = make_signal(
+            partition, name, value, key, to_all=to_all, now=now, fresh=fresh, read_asked=read_asked
         )
-        signalled: signals.Signalled = await context.database.arun(signal.store())
+        signalled = await context.database.arun(signal.store())
         accepted = signalled.accepted
+        outcome = "delivered"
         if signalled.is_duplicate:
             outcome = "duplicate"
         elif accepted is None:
             outcome = "kept"
-        else:
-            outcome = "delivered"
-        where = {"tenant": partition.tenant, "thread": partition.thread}
-        context.observers.event(f"signal.{outcome}", **where, signal=name)
+        context.observers.thread_event(f"signal.{outcome}", partition, signal=name)
         if accepted is not None and accepted.lane is not None:
             with context.report_errors(partition):
                 context.queues.forget(partition)
                 self._start(partition, accepted.lane, now)
-        run_id = None if accepted is None else accepted.id
-        return SignalReceipt(partition.thread, name, run_id, signalled.is_duplicate)
+        return SignalReceipt.of(signal, signalled)
 
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
@@ -338,24 +320,18 @@ class Acceptance:
         context = self._context
         wait = parse_span("delay", delay)
         now = await context.clock.now()
-        due = now + wait
         most, fresh = context.settings.max_pending, context.database.draw_version()
-        program = scheduled.postpone(partition, message, due, most, fresh, precondition)
+        program = scheduled.postpone(partition, message, now + wait, most, fresh, precondition)
         accepted: Accepted = await context.database.arun(program)
         with context.report_errors(partition):
-            if accepted.lane is not None and context.works:
-                self._worker.dispatch.schedule(partition, accepted.lane, now)
-            elif accepted.lane is not None:
-                context.notifications.notify_due(partition, delay)
+            if accepted.lane is not None:
+                self._worker.dispatch.schedule_anywhere(partition, accepted.lane, now)
         return _make_ticket(partition, accepted)
 
     def _start(self, partition: Partition, lane: Lane, now: int) -> None:
         """Start the run of a thread's next message, here, or by notifying processes that work."""
         self._context.subscriptions.wake(partition)
-        if self._context.works:
-            self._worker.dispatch.schedule(partition, lane, now)
-        else:
-            self._context.notifications.notify_due(partition)
+        self._worker.dispatch.schedule_anywhere(partition, lane, now)
 
     def _schedule(self, partition: Partition, accepted: Accepted, terms: AcceptanceTerms, now: int) -> None:
         context, lane = self._context, cast(Lane, accepted.lane)
@@ -368,20 +344,11 @@ class Acceptance:
             self._control.request_stop(partition, lane.stop, lane.run_id)
         if terms.strategy == STEER and lane.run_id is not None:
             self._control.notify_of_message(partition)
-        if context.works:
-            self._worker.dispatch.schedule(partition, lane, now)
-        elif lane.due_at is not None and lane.owner is None:
-            context.notifications.notify_due(partition, (lane.due_at - now) / 1_000_000)
+        self._worker.dispatch.schedule_anywhere(partition, lane, now)
 
-    def _emit(self, name: str, partition: Partition, message: Message, accepted_id: str = "") -> None:
-        stored = {"message": accepted_id} if accepted_id else {}
-        self._context.observers.event(
-            name,
-            tenant=partition.tenant,
-            thread=partition.thread,
-            **stored,
-            graph=message.graph,
-            channel=message.channel,
+    def _emit(self, name: str, partition: Partition, accepted: Message, **fields: str) -> None:
+        self._context.observers.thread_event(
+            name, partition, **fields, graph=accepted.graph, channel=accepted.channel
         )
 
 

@@ -145,8 +145,9 @@ absent if none has."""
 
 
 def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
+    amounts = {**call, "calls": 1}
     for name in USAGE:
-        if (amount := 1 if name == "calls" else call.get(name)) is not None:
+        if (amount := amounts.get(name)) is not None:
             entry[name] = entry.get(name, 0) + amount
 
 
@@ -189,11 +190,9 @@ class ActivityCounts:
         accepted = held.messages[0].accepted_at
         latencies = max(0, now - accepted), None if first is None else max(0, first - accepted)
         kind = None
-        if ending.state == FAILED:
-            kind = ending.note.get("kind")
-        kind = kind if isinstance(kind, str) else None
-        user = user_of_options(held.messages[0].options)
-        for counts, named in self._list_counts(held.partition.tenant, user, now):
+        if ending.state == FAILED and isinstance(noted := ending.note.get("kind"), str):
+            kind = noted
+        for counts, named in self._list_counts(held, now):
             counts.add(held.run, ending.state, named, kind, latencies)
         self._set_timer()
 
@@ -205,15 +204,15 @@ class ActivityCounts:
             call: The fields of the event ``model.called``.
         """
         is_internal = held.partition.thread.startswith(INTERNAL)
-        user = user_of_options(held.messages[0].options)
-        for counts, named in self._list_counts(held.partition.tenant, user, self._clock.estimate()):
+        for counts, named in self._list_counts(held, self._clock.estimate()):
             counts.add_call(None if is_internal else held.run.graph, named, call)
         self._set_timer()
 
-    def _list_counts(self, tenant: str, user: str | None, now: int) -> Iterator[tuple[_Counts, str | None]]:
-        """Yield the counts of each length, with the user, or ``None`` where counts name no user."""
+    def _list_counts(self, held: HeldRun, now: int) -> Iterator[tuple[_Counts, str | None]]:
+        """Yield the counts of each length, with the run's user, or ``None`` where counts name no user."""
+        user = user_of_options(held.messages[0].options)
         for collection, length in LENGTHS.items():
-            counts = self._find_counts(tenant, collection, now - now % length)
+            counts = self._find_counts(held.partition.tenant, collection, now - now % length)
             yield counts, None if collection == DAYS else user
 
     def forget(self, run_id: str) -> None:
@@ -252,11 +251,13 @@ class ActivityCounts:
         """
         self._flushed_at = asyncio.get_running_loop().time()
         self._drop_ended()
-        waiting = [
-            tenant
-            for tenant, all_counts in self._group_by_tenant().items()
-            if not all(c.is_stored for c in all_counts)
-        ]
+        waiting = list(
+            dict.fromkeys(
+                tenant
+                for (tenant, _), all_counts in self._counts.items()
+                if not all(each.is_stored for each in all_counts)
+            )
+        )
         for tenant in waiting[:most]:
             await self._attempt(tenant, self._database.arun(self._store(tenant)))
             for collection in LENGTHS:  # Next time this tenant is the last one.
@@ -271,12 +272,6 @@ class ActivityCounts:
             await storing
         except PerdureError as error:
             self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
-
-    def _group_by_tenant(self) -> dict[str, list[_Counts]]:
-        grouped: dict[str, list[_Counts]] = {}
-        for (tenant, _), all_counts in self._counts.items():
-            grouped.setdefault(tenant, []).extend(all_counts)
-        return grouped
 
     def _drop_ended(self) -> None:
         """Forget the counts that are stored and whose time is over."""

@@ -8,7 +8,8 @@ from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
 from perdure.engine.retention import queue_retention, thread_removal
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
-from perdure.model.runs.queue import IN, INTERRUPT_RUN, ROLLBACK
+from perdure.model.runs.queue import IN, Stop
+from perdure.runtime.notifications import ENDED, STOP
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import DELETED
 from perdure.runtime.worker.worker import Worker
@@ -22,9 +23,8 @@ class Control:
         self._worker = worker
         self._database = context.database
 
-    async def stop(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
-        """End an open run; with ``rollback`` also remove what it stored. Return True if the run was open."""
-        how = ROLLBACK if rollback else INTERRUPT_RUN
+    async def stop(self, partition: Partition, run_id: str, how: Stop) -> bool:
+        """End an open run; with ``ROLLBACK`` also remove what it stored. Return True if the run was open."""
         now = await self._context.clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
         if stopping:
@@ -38,10 +38,9 @@ class Control:
         if not self._worker.runner.leases.notify_of_message(partition):
             self._context.notifications.notify_due(partition)
 
-    async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool, most: int = 1) -> bool:
+    async def withdraw(self, partition: Partition, run_id: str, how: Stop, *, most: int = 1) -> bool:
         """Withdraw a waiting message, with the messages that would be one run with it, of at most ``most``
         messages. Return True if it was waiting."""
-        how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now, most))
         if not withdrawn:
@@ -49,28 +48,26 @@ class Control:
             withdrawn = await self._database.arun(postponed)
         if withdrawn:
             self._context.queues.forget(partition)
-            self._context.notifications.notify_ended(partition)
+            self._context.notifications.notify(ENDED, partition)
             if self._context.works:
                 self._worker.dispatch.serve_soon((partition, IN))
             else:
                 self._context.notifications.notify_due(partition)
         return withdrawn
 
-    async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
+    async def cancel(self, partition: Partition, run_id: str, how: Stop) -> bool:
         """End a waiting or open run, also by the id of a message that is joined with others. Return True if
         there was one."""
         withdraw = partial(self.withdraw, most=self._context.settings.max_batch)
         for end in (withdraw, self.stop, withdraw):
             # Between two calls a waiting run may begin, and an open one may be postponed until its next
             # attempt.
-            if await end(partition, run_id, rollback=rollback):
+            if await end(partition, run_id, how):
                 return True
         standing = await self._database.arun(inbox.find(partition, run_id))
         if standing is None or standing.run is None or standing.run.id == run_id or standing.is_over:
             return False
-        return standing.message.id != run_id and await self.stop(
-            partition, standing.run.id, rollback=rollback
-        )
+        return standing.message.id != run_id and await self.stop(partition, standing.run.id, how)
 
     async def retry_reply(self, partition: Partition, number: int) -> Reply:
         """Send a dead or held reply again, after all others of its thread."""
@@ -109,17 +106,17 @@ class Control:
 
     def serves(self, partition: Partition) -> bool:
         """Return True if this process works on a thread's inbox now."""
-        return self._worker.dispatch.serves(partition)
+        return self._worker.dispatch.is_served((partition, IN))
 
     def request_stop(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Notify the worker of a thread's run that the run has to end."""
         self._worker.runner.request_stop(partition, how, run_id)
-        self._context.notifications.stop(partition)
+        self._context.notifications.notify(STOP, partition)
 
     def _note_removed(self, partition: Partition) -> None:
         self._worker.runner.conversations.forget(partition)
         self._worker.runner.graphs.forget(partition)
         self._context.queues.forget(partition)
         self._context.subscriptions.forget(partition)
-        self._context.notifications.notify_ended(partition)
-        self._context.observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)
+        self._context.notifications.notify(ENDED, partition)
+        self._context.observers.thread_event("thread.deleted", partition)

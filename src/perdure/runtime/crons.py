@@ -72,14 +72,9 @@ class Crons:
         return await self._context.database.arun(crons.read_all_crons(self._place))
 
     def _schedule(self, cron: Cron, now: int) -> None:
-        if cron.due_at is None:
-            return
-        with self._context.report_errors(self._place):
-            if self._context.works:
-                self._dispatch.schedule(self._place, queue_of(cron.due_at), now)
-            else:
-                delay = max(0.0, (cron.due_at - now) / 1_000_000)
-                self._context.notifications.notify_due(self._place, delay)
+        if cron.due_at is not None:
+            with self._context.report_errors(self._place):
+                self._dispatch.schedule_anywhere(self._place, queue_of(cron.due_at), now)
 
 
 def _missing_error(cron_id: str) -> NotFound:

@@ -160,14 +160,29 @@ class Metrics:
             ("channel",),
             buckets=_DELIVERIES_S,
         )
-        self._outboxes_lost = counter(
-            "perdure_outboxes_lost", "Outboxes that this process held and another took over."
-        )
-        self._older = counter(
-            "perdure_threads_older",
-            "Times that a thread's stored state was older than this process had seen: the database was "
-            "restored to an earlier state.",
-        )
+        self._counted = {
+            event: counter(name, text)
+            for event, name, text in (
+                (
+                    "reply.lost",
+                    "perdure_outboxes_lost",
+                    "Outboxes that this process held and another took over.",
+                ),
+                (
+                    "thread.older",
+                    "perdure_threads_older",
+                    "Times that a thread's stored state was older than this process had seen: the database "
+                    "was restored to an earlier state.",
+                ),
+                ("sweep.failed", "perdure_sweep_errors", "Sweeps that an error ended in this process."),
+                (
+                    "worker.unavailable",
+                    "perdure_database_unavailable",
+                    "Times that the database did not answer a worker.",
+                ),
+                ("worker.error", "perdure_worker_errors", "Errors that no worker expects."),
+            )
+        }
         self._unserved = greatest(
             "perdure_unserved_threads",
             "Threads that wait for a graph, a channel or a service that this process does not serve.",
@@ -189,7 +204,6 @@ class Metrics:
                 ("unfinished", "unfinished", "Killed imports, copies and first writes that sweeps removed."),
             )
         }
-        self._sweep_errors = counter("perdure_sweep_errors", "Sweeps that an error ended in this process.")
         self._sweep_ended = Gauge(
             "perdure_sweep_last_success_timestamp_seconds",
             "Time at which the last sweep of the database ended, by any process, in seconds since 1970.",
@@ -211,9 +225,6 @@ class Metrics:
         self._password_ends = greatest(
             "perdure_password_ends_timestamp_seconds",
             "Time at which the database's password at hand ends, in seconds since 1970; 0 if it is unknown.",
-        )
-        self._unavailable = counter(
-            "perdure_database_unavailable", "Times that the database did not answer a worker."
         )
         self._waits = counter(
             "perdure_waits",
@@ -242,9 +253,11 @@ class Metrics:
             "Calls and runs that a limit refused, and calls whose run was put off.",
             ("limit",),
         )
-        self._errors = counter("perdure_worker_errors", "Errors that no worker expects.")
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
+        if name in self._counted:
+            self._counted[name].inc()
+            return
         match name.split("."):
             case ["message", outcome]:
                 self._messages.labels(self._label_graph(fields), self._label_channel(fields), outcome).inc()
@@ -262,15 +275,12 @@ class Metrics:
             case ["checkpoint", "stored"]:
                 graph = self._label_graph(fields)
                 for channel, size in fields["channels"].items():
-                    self._sizes.labels(graph, self._choose_channel_label(channel)).observe(size)
-            case ["reply", "lost"]:
-                self._outboxes_lost.inc()
+                    # A program may make graphs at run time, so the number of names is limited.
+                    self._sizes.labels(graph, _choose_label(channel, self._state_channels)).observe(size)
             case ["reply", state]:
                 self._deliveries.labels(self._label_channel(fields), state).inc()
             case ["sweep" | "worker" | "database", _]:
                 self._process_event(name, fields)
-            case ["thread", "older"]:
-                self._older.inc()
             case _:
                 pass
 
@@ -306,8 +316,6 @@ class Metrics:
             case "sweep.seen":
                 self._sweep_ended.set(fields["finished_at"] / 1_000_000)
                 self._sweep_every.set(fields["every"] / 1_000_000)
-            case "sweep.failed":
-                self._sweep_errors.inc()
             case "database.keys":
                 self._data_keys.set(fields["data_keys"])
                 self._keys_wrapped.set(fields["wrapped_at"] / 1_000_000)
@@ -318,15 +326,8 @@ class Metrics:
                 what = next(each for each in ("graph", "channel", "service") if each in fields)
                 self._unserved.labels(what, self._choose_reported_name(fields[what])).set(fields["threads"])
             case "worker.failing_threads":
-                lane, error = (
-                    self._choose_reported_name(fields["lane"]),
-                    self._choose_reported_name(fields["error"]),
-                )
+                lane, error = map(self._choose_reported_name, (fields["lane"], fields["error"]))
                 self._failing.labels(lane, error).set(fields["threads"])
-            case "worker.unavailable":
-                self._unavailable.inc()
-            case "worker.error":
-                self._errors.inc()
             case _:
                 pass
 
@@ -346,7 +347,7 @@ class Metrics:
             yield
 
     def _count_call(self, fields: dict[str, Any]) -> None:
-        hop, model = self._choose_reported_name(fields["hop"]), self._choose_reported_name(fields["model"])
+        hop, model = map(self._choose_reported_name, (fields["hop"], fields["model"]))
         labels = self._label_graph(fields), hop, model
         self._calls.labels(*labels).observe(_seconds(fields["took"]))
         for direction in ("input", "output"):
@@ -382,11 +383,6 @@ class Metrics:
         """Return the label for the name of a graph, channel, queue or error; the number of labels is
         limited."""
         return _choose_label(name, self._reported_names)
-
-    def _choose_channel_label(self, channel: str) -> str:
-        """Return a channel of a state as a label. A program may make graphs at run time, so the number is
-        limited."""
-        return _choose_label(channel, self._state_channels)
 
 
 @cache

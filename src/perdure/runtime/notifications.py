@@ -90,9 +90,8 @@ class Notifications:
         self._heard: set[str] = set()
         # Cached, as each stored event of a thread computes its digest.
         self._make_word = lru_cache(maxsize=4096)(lambda kind, *names: f"{kind}:{database.alias(*names)}")
-        if tenant is None:
-            self._own_due = None
-        else:
+        self._own_due = None
+        if tenant is not None:
             self._own_due = self._make_word(DUE, tenant)
 
     # Sending
@@ -109,21 +108,11 @@ class Notifications:
             delay, self._notify_due_now, partition
         )
 
-    def stop(self, partition: Partition) -> None:
-        """Notify that a run of a thread has to stop; another process may work on it."""
-        self._database.notify(self._make_thread_word(STOP, partition))
-
-    def notify_ended(self, partition: Partition) -> None:
-        """Notify that a run of a thread has ended."""
-        self._notify(ENDED, partition)
-
-    def notify_stored(self, partition: Partition) -> None:
-        """Notify that events of a thread are stored."""
-        self._notify(STORED, partition)
-
-    def notify_followed(self, partition: Partition) -> None:
-        """Notify that this process began to follow a thread; another process may work on the thread's run."""
-        self._database.notify(self._make_thread_word(FOLLOWED, partition))
+    def notify(self, kind: str, partition: Partition) -> None:
+        """Notify other processes, and those who wait in this one, of what happened to a thread."""
+        word = self._make_thread_word(kind, partition)
+        self._database.notify(word)
+        self._wake_expected(word)
 
     def notify_here(self, kind: str, partition: Partition) -> None:
         """Act as if a notification had been received, in this process only."""
@@ -176,11 +165,6 @@ class Notifications:
         del self._due_timers[partition]
         self.notify_due(partition)
 
-    def _notify(self, kind: str, partition: Partition) -> None:
-        word = self._make_thread_word(kind, partition)
-        self._database.notify(word)
-        self._wake_expected(word)
-
     def _make_thread_word(self, kind: str, partition: Partition) -> str:
         return self._make_word(kind, partition.tenant, partition.thread)
 
@@ -209,10 +193,11 @@ class Notifications:
             self._on_followed(lambda partition: self._make_thread_word(FOLLOWED, partition) in words)
 
     def _wake_expected(self, word: str) -> None:
+        if (signal := self._expected.pop(word, None)) is not None:
+            signal.set()
         kind, _, thread = word.partition(":")
-        for meant in (word, f"{STORED}:{thread}") if kind == ENDED else (word,):
-            if (signal := self._expected.pop(meant, None)) is not None:
-                signal.set()
+        if kind == ENDED:
+            self._wake_expected(f"{STORED}:{thread}")
 
 
 class PollDelay:

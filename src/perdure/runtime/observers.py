@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from perdure.engine.queue.runs import HeldRun
+from perdure.model.records import Partition
 
 _LEVELS = {
     "conversation.repaired": logging.WARNING,
@@ -145,10 +146,13 @@ class Observers:
             except Exception:
                 _complain(observer, name)
 
+    def thread_event(self, name: str, partition: Partition, **fields: Any) -> None:
+        """Tell every observer what happened in a thread."""
+        self.event(name, tenant=partition.tenant, thread=partition.thread, **fields)
+
     def run_event(self, name: str, held: HeldRun, **fields: Any) -> None:
         """Tell every observer what happened in a run."""
-        run, at = held.run, held.partition
-        self.event(name, tenant=at.tenant, thread=at.thread, run=run.id, graph=run.graph, **fields)
+        self.thread_event(name, held.partition, run=held.run.id, graph=held.run.graph, **fields)
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from perdure.errors import Corrupt
@@ -155,19 +155,10 @@ class Options:
 
     def dump(self) -> dict[str, Any]:
         """Return the options as they are stored with a message, without those that are not set."""
-        fields: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _PLAIN
-            if getattr(self, name) is not None and getattr(self, name) != {}
-        }
+        given = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, {})}
         if self.stream is not None:
-            fields["stream"] = {
-                "modes": list(self.stream.modes),
-                "subgraphs": self.stream.subgraphs,
-                "kept": self.stream.kept,
-                "by": self.stream.by,
-            }
-        return fields
+            given["stream"] = {**asdict(self.stream), "modes": list(self.stream.modes)}
+        return given
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Options:
@@ -187,28 +178,21 @@ class Options:
             ) from error
 
     @classmethod
-    def read_if_readable(cls, stored: Mapping[str, Any]) -> Options | None:
-        """Return the same as ``read``, or ``None`` instead of the error, for steps that have to end a run in
-        any case."""
+    def read_if_readable(cls, stored: Mapping[str, Any]) -> Options:
+        """Return the same as ``read``, or no options instead of the error, for steps that have to end a run
+        in any case."""
         try:
             return cls.read(stored)
         except Corrupt:
-            return None
+            return _DEFAULT
 
     @classmethod
     def _parse(cls, stored: Mapping[str, Any]) -> Options:
-        stream = stored.get("stream")
-        return cls(
-            **{name: stored[name] for name in _PLAIN if name in stored},
-            stream=None
-            if stream is None
-            else StreamOptions(
-                modes=tuple(stream["modes"]),
-                subgraphs=stream["subgraphs"],
-                kept=stream["kept"],
-                by=stream["by"],
-            ),
-        )
+        given = {name: stored[name] for name in _PLAIN if name in stored}
+        if (stream := stored.get("stream")) is not None:
+            parts = {name: stream[name] for name in ("subgraphs", "kept", "by")}
+            given["stream"] = StreamOptions(modes=tuple(stream["modes"]), **parts)
+        return cls(**given)
 
 
 def _choose_start(checkpoint_id: str | None, configurable: Mapping[str, Any]) -> str | None:
@@ -229,16 +213,4 @@ def _choose_start(checkpoint_id: str | None, configurable: Mapping[str, Any]) ->
 _DURABILITIES = (None, *get_args(Durability))
 _ON_FAILURE = (None, *get_args(OnFailure))
 _DEFAULT = Options()
-_PLAIN = (
-    "config",
-    "context",
-    "checkpoint_id",
-    "interrupt_before",
-    "interrupt_after",
-    "durability",
-    "attempts",
-    "on_failure",
-    "webhook",
-    "notice_if_closed",
-    "about",
-)
+_PLAIN = tuple(each.name for each in fields(Options) if each.name != "stream")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 from unicodedata import category
 
+from perdure.model.arguments import read_mapping
 from perdure.runtime.json_encoding import to_plain
 
 DECISIONS = ("approve", "edit", "reject")
@@ -29,9 +30,7 @@ _OPTIONS_MAX = 50
 
 def find_requests(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
-    requests = None
-    if isinstance(value, Mapping):
-        requests = value.get("action_requests")
+    requests = read_mapping(value).get("action_requests")
     if not isinstance(requests, Sequence) or not requests or not all(map(_is_action, requests)):
         return None
     if not isinstance(value.get("review_configs") or (), Sequence):
@@ -56,10 +55,9 @@ def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any])
 
 def find_human_interrupt(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
+    candidate = value
     if isinstance(value, list) and len(value) == 1:
         candidate = value[0]
-    else:
-        candidate = value
     if isinstance(candidate, Mapping) and _is_action(candidate.get("action_request")):
         return candidate
     return None
@@ -67,10 +65,7 @@ def find_human_interrupt(value: Any) -> Mapping[str, Any] | None:
 
 def config_of(human: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the responses that a ``HumanInterrupt`` allows, ``{}`` if its form is unknown."""
-    config = human.get("config")
-    if isinstance(config, Mapping):
-        return config
-    return {}
+    return read_mapping(human.get("config"))
 
 
 def find_arguments(value: Any) -> Mapping[str, Any]:
@@ -144,9 +139,7 @@ def form_of(value: Any) -> dict[str, Any]:
             action.get("action"), {**action, "description": human.get("description")}, decisions
         )
         return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
-    options = None
-    if isinstance(value, Mapping):
-        options = value.get("options")
+    options = read_mapping(value).get("options")
     if isinstance(value, bool):
         options = [True, False]
     if isinstance(options, list) and 0 < len(options) <= _OPTIONS_MAX:
@@ -168,21 +161,14 @@ def _make_offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> 
 
 def _list_fields(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the fields of the JSON Schema that a question names; none unless all of them are simple."""
-    if isinstance(value, Mapping):
-        schemas = [value.get(name) for name in _SCHEMAS]
-    else:
-        schemas = []
+    schemas = map(read_mapping(value).get, _SCHEMAS)
     schema = next((each for each in schemas if isinstance(each, Mapping)), {})
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not 0 < len(properties) <= _FIELDS_MAX:
         return
     if not all(isinstance(each, Mapping) and _is_simple(each) for each in properties.values()):
         return
-    needed = schema.get("required")
-    if isinstance(needed, list):
-        required = [each for each in needed if isinstance(each, str)]
-    else:
-        required = []
+    required = schema.get("required")
     for name, each in properties.items():
         yield {
             "name": str(name),
@@ -191,7 +177,7 @@ def _list_fields(value: Any) -> Iterator[dict[str, Any]]:
             "description": str(each.get("description") or ""),
             "options": list(each["enum"]) if isinstance(each.get("enum"), list) else None,
             "default": each.get("default"),
-            "is_required": name in required,
+            "is_required": isinstance(required, list) and name in required,
         }
 
 

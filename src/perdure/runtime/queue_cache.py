@@ -20,12 +20,6 @@ class QueueCache:
     def get(self, partition: Partition) -> RememberedInbox | None:
         return self._known.get(partition)
 
-    def lane(self, partition: Partition) -> Lane | None:
-        inbox = self._known.get(partition)
-        if inbox is None:
-            return None
-        return inbox.lane
-
     def note_accepted(self, partition: Partition, accepted: Accepted) -> None:
         """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:

@@ -11,7 +11,7 @@ from typing import Self
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine.retention import sweep
-from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
+from perdure.engine.retention.sweep import RetentionResult
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.retention.sweeper import RetentionOptions
@@ -79,7 +79,9 @@ class RetentionLoop:
         if not self._options.all_tenants:
             tenant = self._database.tenant
         state, _ = await self._handle.arun(sweep.read_progress(tenant))
-        left = self._count_time_left(state, await self._handle.arun(ask(Now())))
+        now, left = await self._handle.arun(ask(Now())), 0.0
+        if state.is_over and state.finished_at is not None:
+            left = (state.finished_at - now) / 1_000_000 + self._every
         if left > 0:
             self._note_sweep(state.finished_at)
         return left
@@ -91,10 +93,9 @@ class RetentionLoop:
             share: the share of its time for which this sweep works, instead of that of the options.
         """
         began = time.monotonic()
-        if share is None:
-            options = self._options
-        else:
-            options = replace(self._options, share=share)
+        options = self._options
+        if share is not None:
+            options = replace(options, share=share)
         swept = await Database(self._handle).apply_retention(options)
         if swept is None:
             return None
@@ -105,11 +106,6 @@ class RetentionLoop:
         self._observers.event("sweep.finished", **asdict(swept), took=took)
         self._note_sweep(await self._handle.arun(ask(Now())))
         return swept
-
-    def _count_time_left(self, state: RetentionProgress, now: int) -> float:
-        if not state.is_over or state.finished_at is None:
-            return 0.0
-        return (state.finished_at - now) / 1_000_000 + self._every
 
     def _note_sweep(self, finished_at: int | None) -> None:
         if finished_at is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import os
 import secrets
@@ -38,7 +39,6 @@ from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.limits.limiter import limiter_of
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observers import Logs, Observer, Observers
-from perdure.runtime.on_demand import OnDemand
 from perdure.runtime.queue_cache import QueueCache
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import Settings
@@ -53,7 +53,7 @@ _PROBE = Partition("", "ready", SERVER)
 _LANE_S = 20.0
 
 
-class Runtime(OnDemand, TenantRuntime):
+class Runtime(TenantRuntime):
     """Accepts messages for threads and works on them. An async context manager for one event loop.
 
     Its methods are about the threads of the database's tenant; ``for_tenant`` returns the same methods for
@@ -161,6 +161,43 @@ class Runtime(OnDemand, TenantRuntime):
             await self._worker.leave_stopped()
             self._context.subscriptions.close()
             self._context.notifications.close()
+
+    async def pause(self, within: float) -> bool:
+        """End the work that this process has begun, before the process is frozen: wait at most ``within``
+        seconds for it, summaries included, then release the rest, which is due for other workers at once.
+        Nothing is claimed until ``resume``.
+
+        Returns:
+            True if nothing was released.
+        """
+        if not self._context.works:
+            return True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+        is_done = await self._worker.dispatch.wait_until_served(within)
+        # A summary that is cancelled here would be begun again after each reply, and never be finished.
+        await self._worker.runner.conversations.wait_for_summaries(max(0.0, until - loop.time()))
+        await self._worker.drain(0)
+        return is_done
+
+    async def resume(self, *, polls: bool = False) -> None:
+        """Work again after ``pause``: on messages that this process accepts, or with ``polls`` on everything
+        that is due.
+
+        The database is asked for its time first; raises ``Unavailable`` if it does not answer.
+        """
+        self._context.clock.forget()
+        await self._context.clock.now()
+        if self._context.works:
+            self._worker.start(polls=polls)
+            self._worker.is_resumed = not polls
+
+    async def work_off(self, within: float) -> bool:
+        """Work on everything that is due in the database for at most ``within`` seconds. Return True if
+        nothing is left to try now."""
+        if not self._context.works:
+            raise RuntimeError("this runtime leaves the work to others; open it with works=True")
+        return await self._worker.dispatch.serve_all(within)
 
     async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         return await self._acceptance.accept(partition, message, terms)

@@ -62,6 +62,4 @@ class RuntimeContext:
         try:
             yield
         except Exception as error:
-            self.observers.event(
-                "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
-            )
+            self.observers.thread_event("worker.error", partition, error=type(error).__name__)

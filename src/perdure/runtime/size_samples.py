@@ -12,7 +12,7 @@ from perdure.engine import documents
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Expect
 from perdure.model.records import Partition
-from perdure.runtime.threads import order
+from perdure.runtime.threads.order import ThreadListing
 
 SIZES = "size"
 """Collection of the samples. A sample is named by the beginning of its day."""
@@ -27,7 +27,7 @@ async def measure(database: DatabaseHandle, tenant: str) -> dict[str, int]:
     if (size := await database.acount_bytes()) is not None:
         found["bytes"] = size
     if database.has_listing:
-        found["threads"] = await order.count(database, tenant)
+        found["threads"] = await ThreadListing(database, tenant).count_threads()
     return found
 
 

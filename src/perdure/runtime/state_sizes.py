@@ -43,7 +43,7 @@ class SaverReports:
     def report_older(self, partition: Partition) -> None:
         """Report a thread whose stored state is older than a known one: the database was restored to an
         earlier state."""
-        self._observers.event("thread.older", tenant=partition.tenant, thread=partition.thread)
+        self._observers.thread_event("thread.older", partition)
 
     def report_undeclared(self, graph: str, node: str, key: str) -> None:
         """Report a key that a graph dropped."""

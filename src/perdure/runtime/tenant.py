@@ -16,12 +16,12 @@ from perdure.engine.queue.inbox import Standing, Strategy
 from perdure.engine.queue.preconditions import Precondition
 from perdure.engine.queue.questions import OpenQuestion
 from perdure.errors import NotFound
-from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
 from perdure.model.runs.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, check_command, holds_anything
+from perdure.model.runs.queue import INTERRUPT_RUN, ROLLBACK, Stop
 from perdure.model.runs.waits import require_name
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents.agent import make_message_payload
@@ -34,10 +34,21 @@ from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.threads import Threads
-from perdure.runtime.tickets import SignalReceipt, Ticket, message_of, options_of, partition_of
+from perdure.runtime.tickets import (
+    SignalReceipt,
+    Ticket,
+    address_answer,
+    message_of,
+    options_of,
+    partition_of,
+)
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
+_STOPS: Mapping[bool, Stop] = {False: INTERRUPT_RUN, True: ROLLBACK}
+"""How a run is ended, without and with ``rollback``."""
+_MODES: Mapping[bool, Mode] = {False: "enqueue", True: "coalesce"}
+"""The mode of a message, without and with ``coalesce``."""
 _OF_THE_QUESTION = ""
 """Name in place of a graph's: the graph that asked the open question."""
 
@@ -120,11 +131,10 @@ class TenantRuntime:
             TypeError: The message is neither text nor a mapping.
             ValueError: The mapping has no ``content``, and the agent has no ``to_input`` of its own.
         """
-        mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
         name = self._resolve_graph_name(graph)
         payload = make_message_payload(message, self._context.agents[name])
-        stored_message = message_of(name, payload, mode, dedupe_key, channel, given)
+        stored_message = message_of(name, payload, _MODES[coalesce], dedupe_key, channel, given)
         debouncing = self._context.settings.debounce_for(debounce, max_wait)
         terms = AcceptanceTerms(debounce=debouncing, strategy=strategy)
         return await self._acceptance.accept(self._partition(thread_id), stored_message, terms)
@@ -170,29 +180,25 @@ class TenantRuntime:
             Conflict: The command goes to another node, and would abandon an open question.
             NotWaiting: The command is an answer, and the thread does not wait for it.
         """
+        mode, payload = _MODES[coalesce], {INPUT: input}
+        interrupt_ids: Sequence[str] | None = None
         if command is not None:
             check_command(command)
-        if command is not None and not holds_anything(command):
-            raise ValueError(
-                "the command holds nothing: no update, no goto and no resume; to go on without input, "
-                "leave it out "
-                "and pass None as the input"
-            )
-        mode: Mode = "coalesce" if coalesce else "enqueue"
-        interrupt_ids: Sequence[str] | None = None
-        if command is None:
-            payload = {INPUT: input}
-        else:
+            if not holds_anything(command):
+                raise ValueError(
+                    "the command holds nothing: no update, no goto and no resume; to go on without input, "
+                    "leave it out and pass None as the input"
+                )
             payload = {COMMAND: dict(command)}
-        if command is not None and RESUME in command:
-            mode, interrupt_ids = "answer", _list_named(command[RESUME])
+            if RESUME in command:
+                mode, (_, interrupt_ids) = "answer", address_answer(command[RESUME], None)
         given = options_of(config, options)
         name = self._resolve_graph_name(graph)
         message = message_of(name, payload, mode, dedupe_key, channel, given, answers=interrupt_ids)
         partition = self._partition(thread_id)
-        if delay != 0 and mode == "answer":
-            raise ValueError("an answer is given now; leave the delay of a command that resumes out")
         if delay != 0:
+            if mode == "answer":
+                raise ValueError("an answer is given now; leave the delay of a command that resumes out")
             if coalesce or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
             return await self._acceptance.postpone(partition, message, delay, precondition)
@@ -237,23 +243,16 @@ class TenantRuntime:
             NotFound: The options name a checkpoint that is not stored.
             ValueError: The command has an update or a goto that no graph can apply.
         """
-        if interrupt_id is None:
-            resume = value
-        else:
-            resume = {interrupt_id: value}
-        interrupt_ids = [interrupt_id] if interrupt_id is not None else _list_named(resume)
+        resume, interrupt_ids = address_answer(value, interrupt_id)
         if command is not None:
             check_command(command)
-        if not command:
-            payload = {RESUME: resume}
-        else:
+        payload = {RESUME: resume}
+        if command:
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
-        if len(self._context.agents) == 1:
-            default = next(iter(self._context.agents))
-        else:
-            default = _OF_THE_QUESTION
-        graph_name = default if graph is None else self._resolve_graph_name(graph)
+        graph_name = _OF_THE_QUESTION
+        if graph is not None or len(self._context.agents) == 1:
+            graph_name = self._resolve_graph_name(graph)
         message = message_of(graph_name, payload, "answer", dedupe_key, channel, given, answers=interrupt_ids)
         terms = AcceptanceTerms(precondition=precondition)
         return await self._acceptance.accept(self._partition(thread_id), message, terms)
@@ -497,18 +496,18 @@ class TenantRuntime:
     async def stop(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
         """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
         was open."""
-        return await self._control.stop(self._partition(thread_id), run_id, rollback=rollback)
+        return await self._control.stop(self._partition(thread_id), run_id, _STOPS[rollback])
 
     async def cancel(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
         """End a waiting or open run. Return True if there was one."""
         if rollback:
             # Once it is rolled back, the run does not show any more that the thread was in use.
             await self.threads.touch(thread_id)
-        return await self._control.cancel(self._partition(thread_id), run_id, rollback=rollback)
+        return await self._control.cancel(self._partition(thread_id), run_id, _STOPS[rollback])
 
     async def withdraw(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
         """Withdraw a message that still waits. Return True if it did."""
-        return await self._control.withdraw(self._partition(thread_id), run_id, rollback=rollback)
+        return await self._control.withdraw(self._partition(thread_id), run_id, _STOPS[rollback])
 
     async def retry_reply(self, thread_id: str, number: int) -> Reply:
         """Send a dead or held reply again, after all others of its thread."""
@@ -543,8 +542,3 @@ class TenantRuntime:
         if graph not in self._context.agents:
             raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._context.agents)}")
         return graph
-
-
-def _list_named(resume: Any) -> list[str]:
-    """Return the ids of the interrupts that an answer names."""
-    return list(resume) if is_by_name(resume) else []

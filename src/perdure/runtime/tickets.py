@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+from perdure.engine.queue.questions import ReadAsked
+from perdure.engine.queue.signals import Signal, Signalled, signal_key
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
 from perdure.model.runs.messages import ANSWERS, Message, Mode, copy_plain, dedupe_digest
@@ -32,6 +35,14 @@ class SignalReceipt(NamedTuple):
     name: str
     run_id: str | None
     is_duplicate: bool
+
+    @classmethod
+    def of(cls, signal: Signal, signalled: Signalled) -> SignalReceipt:
+        """Return the receipt of a signal that was stored."""
+        run_id = None
+        if signalled.accepted is not None:
+            run_id = signalled.accepted.id
+        return cls(signal.partition.thread, signal.name, run_id, signalled.is_duplicate)
 
 
 def partition_of(ticket: object) -> Partition:
@@ -84,7 +95,46 @@ def message_of(
     dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)
     # Copies, so that a sender that changes the object for another message does not change this one.
     payload, stored = copy_plain([payload, stored], "message")
-    return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
+    return Message(make_id(), payload, graph, channel, mode, stored, dedupe=dedupe)
+
+
+def address_answer(value: Any, interrupt_id: str | None) -> tuple[Any, list[str]]:
+    """Return an answer as LangGraph takes it, and the ids of the interrupts that it names."""
+    if interrupt_id is not None:
+        return {interrupt_id: value}, [interrupt_id]
+    if is_by_name(value):
+        return value, list(value)
+    return value, []
+
+
+def make_id() -> str:
+    """Return a new id of a message."""
+    return str(uuid.uuid4())
+
+
+def make_signal(
+    partition: Partition,
+    name: str,
+    value: object,
+    key: str | None,
+    *,
+    to_all: bool,
+    now: int,
+    fresh: int,
+    read_asked: ReadAsked,
+) -> Signal:
+    """Return the signal to store, with a copy of its value. ``key`` is the sender's, if any; the other
+    arguments are those of ``Signal``.
+
+    Raises:
+        Unserialisable: The value is not plain JSON data.
+        TooLarge: The value is too large.
+    """
+    stored_key = b""
+    if key is not None:
+        stored_key = signal_key(name, key)
+    copied = copy_plain(value, "signal")
+    return Signal(partition, name, copied, stored_key, to_all, make_id(), now, fresh, read_asked)
 
 
 def options_of(config: Mapping[str, Any] | None, options: Options | None) -> Options:

@@ -194,7 +194,10 @@ def supervisor(
         return END
 
     builder: StateGraph[Any, Any, Any, Any]
-    schema = SupervisorState if summary is None else SummarisedState
+    schema: type[SupervisorState] = SupervisorState
+    last = [END]
+    if summary is not None:
+        schema, last = SummarisedState, [SUMMARISE, END]
     builder = StateGraph(schema)
     builder.add_node(ROUTE, route)
     # By its annotation ``write`` would receive the state without the summary.
@@ -203,7 +206,6 @@ def supervisor(
         builder.add_node(name, worker.node(name))
         builder.add_edge(name, WRITE)
     builder.add_edge(START, ROUTE)
-    last = [END] if summary is None else [SUMMARISE, END]
     if summary is not None:
         builder.add_node(SUMMARISE, summary.node)
         builder.add_edge(SUMMARISE, END)
@@ -213,10 +215,9 @@ def supervisor(
 
 
 def _write_instructions(prompt: str, state: SupervisorState) -> str:
-    parts: Sequence[str] = (
-        prompt,
-        _describe_summary(state),
-        _CORRECTED if state["route"]["kind"] == "correction" else "",
-        f"What is known:\n{state['result']}" if state["result"] else "",
-    )
-    return "\n\n".join(part for part in parts if part)
+    parts = [prompt, _describe_summary(state)]
+    if state["route"]["kind"] == "correction":
+        parts.append(_CORRECTED)
+    if state["result"]:
+        parts.append(f"What is known:\n{state['result']}")
+    return "\n\n".join(filter(None, parts))

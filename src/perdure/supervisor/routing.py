@@ -39,12 +39,13 @@ def route_with(model: BaseChatModel, workers: Mapping[str, str] | None = None, *
         last: The number of messages at the end of the conversation that the model is shown.
     """
     described = dict(workers or {})
-    listed = "\n".join(f"- {name}: {text}" for name, text in described.items())
-    prompt = SystemMessage(f"{_PROMPT}\nWorkers:\n{listed}" if described else _PROMPT)
+    prompt = _PROMPT
+    if described:
+        prompt += "\nWorkers:" + "".join(f"\n- {name}: {text}" for name, text in described.items())
     structured_model = model.with_structured_output(_make_schema(described))
 
     async def policy(messages: Sequence[AnyMessage]) -> Route:
-        answer = await structured_model.ainvoke([prompt, *messages[-last:]])
+        answer = await structured_model.ainvoke([SystemMessage(prompt), *messages[-last:]])
         return Route.model_validate(answer if isinstance(answer, dict) else answer.model_dump())
 
     return policy

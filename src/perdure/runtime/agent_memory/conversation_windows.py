@@ -27,7 +27,9 @@ from perdure.engine.queue.finished_summary import FinishedSummary
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NoWindow
 from perdure.langgraph.reading.readable_states import aread_state
+from perdure.model.arguments import read_mapping
 from perdure.model.records import Partition
+from perdure.runtime.agents.agent import list_given
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
@@ -77,14 +79,13 @@ class Conversations:
         if not isinstance(new, list | tuple | str | BaseMessage | Mapping):
             return given
         stored_messages = stored.get(key) or []
-        combined: Any = cast("Any", add_messages)(
-            stored_messages, list(new) if isinstance(new, list | tuple) else [new]
-        )
+        combined: Any = cast("Any", add_messages)(stored_messages, list_given(new))
         if not combined:
             return given
         finished = None
         if conversation.summarize is not None:
-            finished = await self._load_summary(held.partition, stored_messages)
+            made = await self._database.arun(finished_summary.load(held.partition))
+            finished = _choose_usable(made, stored_messages)
         window = await run_off_loop(conversation, compact, conversation, combined, finished)
         if window is None:
             return given
@@ -117,12 +118,8 @@ class Conversations:
         """
         if conversation.summarize is None:
             return
-        messages = None
-        if isinstance(values, Mapping):
-            messages = values.get(conversation.key)
-        if not isinstance(messages, list):
-            messages = (await aread_state(graph, config)).values.get(conversation.key)
-        if isinstance(messages, list):
+        messages = await read_messages(graph, config, values, conversation.key)
+        if messages is not None:
             self._replied[held.partition] = (held, conversation, messages)
 
     def begin_due_summary(self, partition: Partition) -> None:
@@ -184,7 +181,7 @@ class Conversations:
     ) -> bool:
         """Store a finished summary, unless another one was stored, or the thread deleted, meanwhile."""
         body = {
-            "base": None if before is None else before.covers,
+            "base": _find_last_covered(before),
             "text": made.text,
             "covers": made.covers,
             "keeps": list(made.keeps),
@@ -194,23 +191,37 @@ class Conversations:
         program = finished_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
         return await self._database.arun(program)
 
-    async def _load_summary(self, partition: Partition, messages: Any) -> Summary | None:
-        """Return the summary that was made for a thread since its latest input, if any."""
-        return _choose_usable(await self._database.arun(finished_summary.load(partition)), messages)
+
+async def read_messages(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, values: Any, key: str
+) -> list[Any] | None:
+    """Return the messages at the end of a run from its output ``values``, or from the state if the output
+    lacks them; ``None`` if there are none."""
+    messages = read_mapping(values).get(key)
+    if not isinstance(messages, list):
+        messages = (await aread_state(graph, config)).values.get(key)
+    if isinstance(messages, list):
+        return messages
+    return None
+
+
+def _find_last_covered(summary: Summary | None) -> str | None:
+    """Return the last message that a summary covers."""
+    if summary is None:
+        return None
+    return summary.covers
 
 
 def _choose_usable(document: Document | None, messages: Any) -> Summary | None:
     """Return a stored summary, unless a thread's messages have this or another newer one already."""
-    present = None
-    if isinstance(messages, list):
-        present = Summary.of(messages)
-    if document is None or document.body["base"] != (None if present is None else present.covers):
+    if document is None or not isinstance(messages, list):
         return None
-    body = document.body
-    if isinstance(messages, list):
-        summarisable = [*messages, *(() if present is None else present.pending)]
-    else:
-        summarisable = []
+    body, present = document.body, Summary.of(messages)
+    if body["base"] != _find_last_covered(present):
+        return None
+    summarisable = messages
+    if present is not None:
+        summarisable = [*messages, *present.pending]
     if body["covers"] not in [message.id for message in summarisable]:
         return None  # The thread went another way since, e.g. from an earlier checkpoint.
     return Summary(body["text"], body["covers"], keeps=tuple(body["keeps"]))

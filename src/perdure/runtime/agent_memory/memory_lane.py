@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -20,7 +21,7 @@ from langgraph.runtime import Runtime as NodeRuntime
 from perdure.conversation.summary import Leaving, Summary, fold_summary, transcript
 from perdure.errors import Forgotten, QueueFull
 from perdure.memory.extraction import ExtractionRequest, extract_facts
-from perdure.memory.facts import Fact, normalise_text
+from perdure.memory.facts import Fact, Remembered, normalise_text
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.records import Partition
@@ -92,7 +93,7 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
     async def find(user: str, turns: Sequence[WaitingTurn], runtime: NodeRuntime[None]) -> dict[str, Any]:
         policy = _find_policy(agents, turns[0])
         memory = _open_memory(runtime, user, policy)
-        forgotten = _to_micros(await memory.aforgotten_at())
+        forgotten = await _read_forgotten_at(memory)
         turns = [turn for turn in turns if turn.at > forgotten]
         if not turns:
             return {**_NOTHING, "forgotten": forgotten}
@@ -146,9 +147,8 @@ def make_lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: floa
     async def hand_over(partition: Partition, reply: Reply) -> str:
         user, turn = reply.payload["user"], reply.payload["turn"]
         agent = agents.get(turn["agent"])
-        policy = None if agent is None else agent.memory
         debounce = Debounce()
-        if policy is not None:
+        if agent is not None and (policy := agent.memory) is not None:
             debounce = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
         payload = {INPUT: {"user": user, "turns": [turn]}}
         message = message_of(MEMORY, payload, "coalesce", reply.id, "", _OPTIONS)
@@ -204,7 +204,7 @@ async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[Waiting
     thread = turns[-1].thread
     stored = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
     made = fold_summary(
-        stored[0] if stored else None,
+        next(iter(stored), None),
         Leaving(messages),
         policy.summarize,
         most=_SUMMARY_TOKENS,
@@ -220,10 +220,9 @@ async def _choose_known(
     newest."""
     if not policy.known:
         return []
+    near: list[Remembered] = []
     if has_index:
         near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2)
-    else:
-        near = []
     chosen = {each.id: each for each in (*near, *reversed(current)) if isinstance(each, Fact)}
     return list(chosen.values())[: policy.known]
 
@@ -236,10 +235,9 @@ async def _store_facts(
     last = turns[-1]
     heard_at = to_datetime(turns[0].at)
     kept = {"facts": 0, "summaries": 0}
+    stored_ids = set[str]()
     if found["facts"]:
         stored_ids = {fact.id for fact in await memory.afacts(history=True)}
-    else:
-        stored_ids = set[str]()
     for fact in found["facts"]:
         valid_from = fact["valid_from"]
         with suppress(Forgotten):
@@ -263,7 +261,7 @@ async def _store_facts(
 async def _remove_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
     """If the user was forgotten since ``known``, in microseconds, remove what is stored of a turn, and return
     True: this attempt, or an earlier one that ended, may have stored it after the user was forgotten."""
-    if _to_micros(await memory.aforgotten_at()) == known:
+    if await _read_forgotten_at(memory) == known:
         return False
     if turn.message is not None:
         await memory.aforget_source(turn.thread, turn.message)
@@ -273,17 +271,13 @@ async def _remove_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bo
 def _list_first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
     """Return the turns at the front that are of one thread and agent."""
     turns = [WaitingTurn.read(each) for each in stored]
-    count = 1
-    while count < len(turns) and (turns[count].agent, turns[count].thread) == (
-        turns[0].agent,
-        turns[0].thread,
-    ):
-        count += 1
-    return turns[:count]
+    _, first = next(groupby(turns, lambda turn: (turn.agent, turn.thread)))
+    return list(first)
 
 
-def _to_micros(at: datetime | None) -> int:
-    """Return a time in microseconds since 1970, or 0 for none."""
+async def _read_forgotten_at(memory: Memory) -> int:
+    """Return the time at which the user was last forgotten, in microseconds since 1970, or 0 for none."""
+    at = await memory.aforgotten_at()
     if at is None:
         return 0
     return to_micros(at)

@@ -4,7 +4,7 @@ to the user's lane, in the commit that ends the run."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
@@ -22,9 +22,13 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import compose_recall, read_recalled_ids
+from perdure.model.arguments import read_mapping
 from perdure.model.runs.messages import replace_surrogates
 from perdure.model.times import to_datetime
+from perdure.runtime.agent_memory.conversation_windows import read_messages
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
+from perdure.runtime.agents.agent import list_given
+from perdure.runtime.agents.run_context import with_configurable
 from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
@@ -72,17 +76,16 @@ class Memories:
         user = self._find_user(policy, config, held)
         if user is None or stored.get(policy.key):
             return given
-        new = given[policy.key]
-        new = list(new) if isinstance(new, list | tuple) else [new]
+        new = list_given(given[policy.key])
         messages = convert_to_messages(new)
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
-        query = _join_asked(messages) if self._has_index else ""
+        query = ""
+        if self._has_index:
+            query = _join_asked(messages)
         # Both searches at once, so that together they take no longer than one of them may.
         nearest, newest = await asyncio.gather(
-            self._recall_in_time(
-                held, memory.arecall(query, policy.nearest) if query and policy.nearest else None
-            ),
-            self._recall_in_time(held, memory.arecall(None, policy.newest) if policy.newest else None),
+            self._recall_in_time(held, memory, query, policy.nearest),
+            self._recall_in_time(held, memory, None, policy.newest),
         )
         message = compose_recall(nearest, newest, tokens=policy.tokens, counter=policy.counter)
         if message is None:
@@ -118,8 +121,7 @@ class Memories:
             if state.parent_config is None:
                 return ()
             parent = (state.parent_config.get("configurable") or {}).get("checkpoint_id")
-            configurable = {**(config.get("configurable") or {}), "checkpoint_id": parent}
-            state = await aread_state(graph, {**config, "configurable": configurable})
+            state = await aread_state(graph, with_configurable(config, {"checkpoint_id": parent}))
             if state.metadata is None:
                 return None
         return _messages_of(state.values, policy.key)
@@ -151,12 +153,8 @@ class Memories:
         user = self._find_user(policy, config)
         if user is None:
             return ()
-        messages = None
-        if isinstance(values, Mapping):
-            messages = values.get(policy.key)
-        if not isinstance(messages, list):
-            messages = (await aread_state(graph, config)).values.get(policy.key)
-        if not isinstance(messages, list):
+        messages = await read_messages(graph, config, values, policy.key)
+        if messages is None:
             return ()
         if before is None:
             self._observers.run_event("memory.not_handed_over", held)
@@ -230,15 +228,15 @@ class Memories:
             return None
 
     async def _recall_in_time(
-        self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None
+        self, held: HeldRun, memory: Memory, query: str | None, most: int
     ) -> list[Remembered]:
-        """Return the recalled memories; none if recalling them fails or takes long, so that the reply need
-        not wait."""
-        if recalling is None:
+        """Return the memories nearest to a query, or with ``None`` the newest; none for an empty query, or if
+        recalling them fails or takes long, so that the reply need not wait."""
+        if query == "" or not most:
             return []
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await contain(recalling)
+                return await contain(memory.arecall(query, most))
         except Exception as error:
             self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
@@ -246,7 +244,7 @@ class Memories:
 
 
 def _messages_of(values: Any, key: str) -> Sequence[Any]:
-    found = values.get(key) if isinstance(values, Mapping) else None
+    found = read_mapping(values).get(key)
     if isinstance(found, list):
         return found
     return ()
@@ -269,9 +267,11 @@ def find_last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False)
     places = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]
     if not places:
         return []
-    start = places[0] if is_steered else places[-1]
-    while not is_steered and start and isinstance(messages[start - 1], HumanMessage):
-        start -= 1
+    start = places[0]
+    if not is_steered:
+        start = places[-1]
+        while start and isinstance(messages[start - 1], HumanMessage):
+            start -= 1
     kinds = (HumanMessage, AIMessage)
     return [each for each in messages[start:] if isinstance(each, kinds) and each.text.strip()]
 

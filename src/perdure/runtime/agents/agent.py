@@ -24,6 +24,7 @@ from perdure.conversation.policy import Conversation
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.values.datatypes import Allow
 from perdure.memory.policy import MemoryPolicy
+from perdure.model.arguments import read_mapping
 from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import Price
 from perdure.model.runs.messages import Message
@@ -120,8 +121,7 @@ def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[A
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
     """Return the replies of a run: the agent's last message after the run's own messages, if any."""
-    state: Any = values  # a functional graph may return any value
-    stored = state.get("messages") if isinstance(state, Mapping) else None
+    stored = read_mapping(values).get("messages")  # a functional graph may return any value
     if not isinstance(stored, Sequence) or isinstance(stored, str):
         return ()
     own = {message.id for message in messages}
@@ -132,6 +132,13 @@ def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequen
         elif isinstance(message, AIMessage) and message.text:
             answers = [message]
     return [{"role": "assistant", "content": message.text, "id": message.id} for message in answers]
+
+
+def list_given(messages: Any) -> list[Any]:
+    """Return the messages of an input or update as a list, also if it is a single one."""
+    if isinstance(messages, list | tuple):
+        return list(messages)
+    return [messages]
 
 
 def convert_plain_messages(values: Sequence[Any]) -> list[BaseMessage]:
@@ -250,13 +257,11 @@ def agents(
     graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
 ) -> dict[str, Agent]:
     """Return agents by name; a single graph is named ``agent``."""
-    if isinstance(graphs, Mapping):
-        named = graphs
-    else:
-        named = {"agent": graphs}
-    if not named:
+    if not isinstance(graphs, Mapping):
+        graphs = {"agent": graphs}
+    if not graphs:
         raise ValueError("a runtime needs at least one graph to run")
-    return {name: g if isinstance(g, Agent) else Agent(g) for name, g in named.items()}
+    return {name: g if isinstance(g, Agent) else Agent(g) for name, g in graphs.items()}
 
 
 def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:

@@ -70,18 +70,12 @@ def make_saver(
 
 def make_savers(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
     """Return the checkpointers of agents by name; agents of one schema share one, as for ``make_saver``."""
-    groups: list[list[str]] = []
-    for name, agent in agents.items():
-        names_alike = next((names for names in groups if agents[names[0]].schema == agent.schema), None)
-        if names_alike is None:
-            groups.append([name])
-        else:
-            names_alike.append(name)
     out: dict[str, PerdureSaver] = {}
-    for names in groups:
-        group = [agents[name] for name in names]
-        graphs = [agent.graph for agent in group if not isinstance(agent.graph, Factory)]
-        out.update(dict.fromkeys(names, make_saver(database, group, graphs)))
+    for name, agent in agents.items():
+        if name not in out:
+            group = {other: each for other, each in agents.items() if each.schema == agent.schema}
+            graphs = [each.graph for each in group.values() if not isinstance(each.graph, Factory)]
+            out |= dict.fromkeys(group, make_saver(database, list(group.values()), graphs))
     return {name: out[name] for name in agents}
 
 
@@ -92,9 +86,9 @@ def _name_version(graph: Pregel[Any, Any, Any, Any] | Factory) -> str:
 
 
 def _join_allowed(allowed: Sequence[Allow | None]) -> Allow | None:
-    if None in allowed or "imported" in allowed:
-        if "imported" in allowed:
-            return "imported"
+    if "imported" in allowed:
+        return "imported"
+    if None in allowed:
         return None
     lists = [each for each in allowed if not isinstance(each, str) and each is not None]
     return [item for each in lists for item in each] or "listed"
@@ -171,8 +165,7 @@ class Graphs:
     def saver(self, name: str, tenant: str) -> PerdureSaver | None:
         """Return the checkpointer of a graph that has been used for a tenant; ``None`` otherwise, or if the
         graph is made for each use."""
-        bound = self._bound.get((name, tenant))
-        saver = None if bound is None else bound.checkpointer
+        saver = getattr(self._bound.get((name, tenant)), "checkpointer", None)
         if isinstance(saver, PerdureSaver):
             return saver
         return None

@@ -52,11 +52,9 @@ def parse_places(words: Iterable[str]) -> dict[str, str]:
     """
     places: dict[str, str] = {}
     for word in words:
-        before, is_named, after = word.partition("=")
-        if is_named:
-            name, place = (before, after)
-        else:
-            name, place = (DEFAULT_NAME, before)
+        name, is_named, place = word.partition("=")
+        if not is_named:
+            name, place = DEFAULT_NAME, word
         if not name:
             raise GraphLoadError(f"{word!r} names no graph; write name=module:graph")
         if name in places:
@@ -114,9 +112,8 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
     Raises:
         GraphLoadError: The object is of another type, or cannot be run.
     """
-    if isinstance(loaded.found, _GRAPHS):
-        made = loaded.found
-    else:
+    made = loaded.found
+    if not isinstance(made, _GRAPHS):
         made = await _make_graph_or_factory(loaded)
     if isinstance(made, Factory):
         return Agent(made)
@@ -147,9 +144,8 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     Raises:
         GraphLoadError: The object is not a mapping of names to channels.
     """
-    if isinstance(loaded.found, Mapping):
-        made = loaded.found
-    else:
+    made = loaded.found
+    if not isinstance(made, Mapping):
         made = await _make_object(loaded)
     if not isinstance(made, Mapping):
         raise GraphLoadError(
@@ -215,10 +211,7 @@ def _import_named(name: str, place: str, root: Path) -> ModuleType:
 async def _make_graph_or_factory(loaded: LoadedGraph) -> Any:
     """Return a factory for a function of a run's config or runtime, or else the result of
     ``_make_object``."""
-    factory = None
-    if callable(loaded.found):
-        factory = factory_of(loaded.place, loaded.found)
-    if factory is not None:
+    if callable(loaded.found) and (factory := factory_of(loaded.place, loaded.found)) is not None:
         return factory
     made = await _make_object(loaded)
     if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
@@ -271,9 +264,5 @@ def _kind(value: object) -> str:
     if value is None:
         return "None"
     if isinstance(value, type):
-        name = value.__name__
-    else:
-        name = type(value).__name__
-    if isinstance(value, type):
-        return f"the class {name}"
-    return f"of type {name}"
+        return f"the class {value.__name__}"
+    return f"of type {type(value).__name__}"

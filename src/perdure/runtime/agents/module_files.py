@@ -41,20 +41,13 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if not path.is_file():
         raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
     path = path.resolve()
-    loaded = _find_loaded(path)
-    if loaded is not None:
-        return loaded
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and _is_module_of(module, path):
+            return module
     top = _find_top_package(path.parent)
     if top is None:
         return _import_script(path, root.resolve())
     return _import_member(path, top)
-
-
-def _find_loaded(path: Path) -> ModuleType | None:
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and _is_module_of(module, path):
-            return module
-    return None
 
 
 def _is_module_of(module: ModuleType, path: Path) -> bool:
@@ -92,11 +85,9 @@ def _import_member(path: Path, top: Path) -> ModuleType:
 def _import_script(path: Path, root: Path) -> ModuleType:
     """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
     make_importable(path.parent)
+    name = path.stem
     if path.is_relative_to(root):
-        parts = path.relative_to(root).with_suffix("").parts
-    else:
-        parts = (path.stem,)
-    name = ".".join(parts)
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
     if name in sys.modules or name in sys.stdlib_module_names:
         raise Unplaced(
             f"{path.name} would be the module {name}, and there is another of this name; rename the file"

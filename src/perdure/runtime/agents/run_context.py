@@ -11,11 +11,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from perdure.model.arguments import read_mapping
 from perdure.runtime.agents.run_user import CLAIMED, USER
 from perdure.runtime.options import OF_CHECKPOINTS
 
@@ -38,11 +40,11 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
     """
     if given is None:
         given = {}
-    if USER in configurable and isinstance(given, Mapping):
+    if not isinstance(given, Mapping):
+        return given
+    if USER in configurable:
         given = _drop_claims(graph.context_schema, given, configurable)
-    names = None
-    if isinstance(given, Mapping):
-        names = _list_keys(graph.context_schema)
+    names = _list_keys(graph.context_schema)
     if names is None:
         return given
     return {name: value for name, value in given.items() if name in names}
@@ -50,8 +52,13 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
 
 def mirror(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configurable values, merged over those of the context."""
-    values = context if isinstance(context, Mapping) else {}
-    return {**{name: value for name, value in values.items() if not is_reserved(name)}, **configurable}
+    own = {name: value for name, value in read_mapping(context).items() if not is_reserved(name)}
+    return {**own, **configurable}
+
+
+def with_configurable(config: RunnableConfig, values: Mapping[str, Any]) -> RunnableConfig:
+    """Return a config with further configurable values."""
+    return {**config, "configurable": {**config.get("configurable", {}), **values}}
 
 
 def _list_keys(schema: Any) -> frozenset[str] | None:

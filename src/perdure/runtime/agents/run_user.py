@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
 
+from perdure.model.arguments import read_mapping
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.users import name_user
 
@@ -100,21 +101,17 @@ def user_of(fields: Any) -> GraphUser | None:
     stored = {name: value for name, value in fields.items() if name != _REFERENCE}
     with _lock:
         all_fields = _users.get(str(fields.get(_REFERENCE, "")))
-    return GraphUser(
-        stored if all_fields is None or all_fields["identity"] != stored["identity"] else all_fields
-    )
+    if all_fields is not None and all_fields["identity"] == stored["identity"]:
+        return GraphUser(all_fields)
+    return GraphUser(stored)
 
 
 def user_of_config(config: Any) -> str | None:
     """Return the user that the config of a run or an assistant names, or ``None``: ``user_id``, or else the
     verified user of a server."""
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
-    if not isinstance(configurable, Mapping):
-        return None
-    verified = configurable.get(USER)
-    return name_user(configurable.get(USER_ID)) or (
-        name_user(verified.get("identity")) if isinstance(verified, Mapping) else None
-    )
+    configurable = read_mapping(read_mapping(config).get("configurable"))
+    verified = read_mapping(configurable.get(USER))
+    return name_user(configurable.get(USER_ID)) or name_user(verified.get("identity"))
 
 
 class _Dotted(dict[str, Any]):

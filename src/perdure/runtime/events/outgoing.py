@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.model.arguments import read_mapping
+
 _NAMES = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
 def reference_of(config: Any) -> dict[str, Any] | None:
     """Return the checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the other identifying
     fields that it has; ``None`` if the config has no configurable values."""
-    configurable = None
-    if isinstance(config, Mapping):
-        configurable = config.get("configurable")
+    configurable = read_mapping(config).get("configurable")
     if not configurable:
         return None
     found = {name: configurable[name] for name in _NAMES if configurable.get(name) is not None}
@@ -36,9 +36,9 @@ def to_outgoing(mode: str, payload: Any) -> Any:
 def to_outgoing_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return one of LangChain's events in the form in which clients receive it. Events of a graph contain
     parts of its stream, which are converted too."""
-    data = event.get("data")
-    chunk = data.get("chunk") if isinstance(data, Mapping) else None
-    if isinstance(data, Mapping) and isinstance(chunk, tuple) and len(chunk) > 1:
+    data = read_mapping(event.get("data"))
+    chunk = data.get("chunk")
+    if isinstance(chunk, tuple) and len(chunk) > 1:
         *namespace, mode, payload = chunk
         return {**event, "data": {**data, "chunk": (*namespace, mode, to_outgoing(str(mode), payload))}}
     return event
@@ -49,8 +49,8 @@ def _encode_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
     metadata = payload.get("metadata") or {}
     return {
         # The older form of the two references, which some clients still read.
-        "config": None if here is None else {"configurable": here},
-        "parent_config": None if parent is None else {"configurable": parent},
+        "config": here and {"configurable": here},
+        "parent_config": parent and {"configurable": parent},
         "checkpoint": here,
         "parent_checkpoint": parent,
         "values": payload.get("values"),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from langchain_core.language_models._compat_bridge import message_to_events
 from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage
 
+from perdure.model.arguments import read_mapping
 from perdure.model.runs.messages import read_message
 from perdure.model.write_records import INTERRUPT
 
@@ -109,10 +110,9 @@ class ProtocolPublisher:
             self._emit(_join_name("values", path), values)
 
     def _emit_own(self, method: str, path: Sequence[str], data: Any, node: Any = None) -> None:
-        if node is None:
-            event = {"data": data}
-        else:
-            event = {"data": data, "node": node}
+        event = {"data": data}
+        if node is not None:
+            event["node"] = node
         self._emit(_join_name(f"{OWN}{method}", path), event)
 
     def _publish_update(self, payload: Any, path: tuple[str, ...]) -> None:
@@ -229,12 +229,10 @@ def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find_tool_call(task_input: Any) -> str | None:
     """Return the id of the tool call for which a task was created, from the task's input."""
-    call = None
-    if isinstance(task_input, Mapping):
-        call = task_input.get("tool_call")
+    call = read_mapping(task_input).get("tool_call")
     if call is None and isinstance(task_input, list):
         call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
-    call_id = call.get("id") if isinstance(call, Mapping) else None
+    call_id = read_mapping(call).get("id")
     if isinstance(call_id, str):
         return call_id
     return None

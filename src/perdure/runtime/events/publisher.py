@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ from perdure.model.runs.waits import Waits, is_unanswerable
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import to_outgoing, to_outgoing_event
-from perdure.runtime.events.transformers import StreamTransformers
+from perdure.runtime.events.transformers import Part, StreamTransformers
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import StreamOptions
 
@@ -358,8 +358,10 @@ class StreamPublisher:
     def stream_modes(self) -> list[str]:
         """Modes to request from LangGraph."""
         if self._protocol is not None:
-            needed = () if self._transformers is None else self._transformers.modes
-            return sorted({*protocol.MODES, *needed})
+            modes = set[str](protocol.MODES)
+            if self._transformers is not None:
+                modes |= self._transformers.modes
+            return sorted(modes)
         asked = {_LANGGRAPH_NAMES.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
@@ -370,7 +372,9 @@ class StreamPublisher:
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
         if begun_at is not None:
             data["checkpoint_id"] = begun_at
-        self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
+        if self._protocol is not None:
+            data["graph_id"] = graph
+        self._buffer.publish("metadata", data)
 
     def get_root_id(self) -> UUID:
         """Return the id that the graph's own run has in LangChain's events. It is the run's id, except in a
@@ -395,6 +399,10 @@ class StreamPublisher:
             # The published values may differ from the state, so they are not those of the run's end.
             self._buffer.values = None
 
+    async def wait_for_room(self) -> None:
+        """Wait while too many events are pending; see ``EventBuffer.wait_for_room``."""
+        await self._buffer.wait_for_room()
+
     async def fail(self, error: BaseException) -> None:
         """End the transformers of a run that fails, or is cancelled."""
         if self._transformers is not None:
@@ -418,10 +426,10 @@ class StreamPublisher:
             if not payload and mode == "updates":
                 return
         if self._protocol is not None:
-            if self._transformers is None:
-                self._protocol.publish_part(mode, payload, namespace)
-                return
-            for part in await self._transformers.transform(mode, payload, namespace):
+            parts: Iterable[Part] = ((mode, payload, namespace),)
+            if self._transformers is not None:
+                parts = await self._transformers.transform(mode, payload, namespace)
+            for part in parts:
                 self._protocol.publish_part(*part)
             return
         path = "|".join(("", *namespace))

@@ -19,7 +19,7 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.publisher import Ended, EventBuffer
-from perdure.runtime.notifications import SELDOM_S, STORED, Notifications
+from perdure.runtime.notifications import FOLLOWED, SELDOM_S, STORED, Notifications
 from perdure.runtime.observers import Observers
 
 _POLL_S = (0.1, 1.0)
@@ -72,7 +72,7 @@ class Subscriptions:
         began = time()
         await self._database.arun(subscribers.note(partition, *await self._make_terms()))
         self._noted[partition] = began
-        self._signals.notify_followed(partition)
+        self._signals.notify(FOLLOWED, partition)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
 
@@ -105,12 +105,7 @@ class Subscriptions:
             is_stored = await self._database.arun(subscribers.renew(partition, *await self._make_terms()))
         except PerdureError as error:
             # The record is valid for two more attempts at its renewal.
-            self._observers.event(
-                "thread.follow_not_renewed",
-                tenant=partition.tenant,
-                thread=partition.thread,
-                error=type(error).__name__,
-            )
+            self._observers.thread_event("thread.follow_not_renewed", partition, error=type(error).__name__)
         else:
             if is_stored:
                 self._noted[partition] = began
@@ -256,7 +251,7 @@ class Subscriptions:
             pause = _POLL_S[0]
             while True:
                 news = self._signals.expect(STORED, partition)
-                buffer = buffers[0] if buffers else None
+                buffer = next(iter(buffers), None)
                 if buffer is not None and (found := buffer.list_after(after)) is not None:
                     is_over = buffer.is_over
                     for event in found:

@@ -1,1 +1,1 @@
-"""Say where a run failed and why, without what a user wrote, and run it again."""
+"""Say where a run failed and why, without what a user wrote."""

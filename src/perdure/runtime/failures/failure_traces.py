@@ -32,14 +32,10 @@ def make_failure_note(error: BaseException) -> dict[str, Any]:
     """Return the data that is stored with a failed run: the error's text, type name and traceback, and the
     node that raised it, if one did."""
     note = {"error": shorten_error(error), "kind": type(error).__name__, TRACEBACK: write_traceback(error)}
-    node = _node_of(error)
-    return {**note, NODE: node} if node else note
-
-
-def _node_of(error: BaseException) -> str:
-    """Return the node that raised an error, after those that lead to it, as ``team|writer``; "" if none
-    did."""
-    return replace_surrogates("|".join(name for name, _ in list_tasks(error)))[:_NODE_MAX]
+    # The node comes after those that lead to it, as in "team|writer".
+    if node := replace_surrogates("|".join(name for name, _ in list_tasks(error)))[:_NODE_MAX]:
+        note[NODE] = node
+    return note
 
 
 def list_tasks(error: BaseException) -> list[tuple[str, str]]:

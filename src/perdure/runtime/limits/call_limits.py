@@ -8,7 +8,8 @@ thread of a call that blocks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 from uuid import UUID
@@ -21,6 +22,7 @@ from langchain_core.outputs import LLMResult
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import LimitPending, LimitReached
+from perdure.model.arguments import read_mapping
 from perdure.model.limits import MONEY, SharedLimit, Target
 from perdure.model.model_calls import ModelCall, Prices
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
@@ -56,18 +58,11 @@ class Subject(NamedTuple):
     @classmethod
     def of(cls, tenant: str, graph: str, options: Mapping[str, Any]) -> Self:
         """Return the subject of the run of a message with these options."""
-        config = options.get("config")
-        configurable = None
-        if isinstance(config, Mapping):
-            configurable = config.get("configurable")
-        assistant = None
-        if isinstance(configurable, Mapping):
-            assistant = configurable.get("assistant_id")
-        if isinstance(assistant, str) and assistant:
-            named = assistant
-        else:
-            named = graph
-        return cls(tenant, user_of_options(options) or "", graph, named)
+        configurable = read_mapping(read_mapping(options.get("config")).get("configurable"))
+        named = configurable.get("assistant_id")
+        if not isinstance(named, str):
+            named = ""
+        return cls(tenant, user_of_options(options) or "", graph, named or graph)
 
     def key(self, limit: SharedLimit, name: str = "") -> dict[str, str]:
         """Return the key of a limit for a call of a model or tool, or a run."""
@@ -162,23 +157,21 @@ class CallLimits:
         self._parents.pop(run_id, None)
 
     def _make_turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
-        if run_id in self._calls:
-            keys = []
-        else:
-            keys = keys_of(self._limits, of, name, self._subject)
-        if not keys:
+        if run_id in self._calls or not (keys := keys_of(self._limits, of, name, self._subject)):
             return None
         turn = CallTurn(keys, within=self._list_outer_turns(run_id))
+        tokens = 0
         if self._counts_tokens(turn):
             tokens = count_tokens_approximately(prompt)
-        else:
-            tokens = 0
         self._calls[run_id] = _LimitedCall(turn, name, tokens)
         return turn
 
     def _counts_tokens(self, turn: CallTurn) -> bool:
         limits = [self._limits[each] for each in turn.limits]
         return any(limit.budget is not None or limit.tokens is not None for limit in limits)
+
+    def _has_budget(self, turn: CallTurn) -> bool:
+        return any(self._limits[each].budget is not None for each in turn.limits)
 
     def _list_outer_turns(self, run_id: UUID) -> list[CallTurn]:
         """Return the turns of the calls that a call is made within."""
@@ -197,50 +190,54 @@ class CallLimits:
             return 0.0
         return call.turn.wait_s
 
+    @contextmanager
+    def _wait_for_turn(
+        self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt
+    ) -> Iterator[CallTurn | None]:
+        """Yield the turn of a call, ``None`` if it needs none, to a block that waits for it."""
+        self.note_parent(run_id, parent)
+        turn = self._make_turn(run_id, of, name, prompt)
+        try:
+            yield turn
+        except BaseException as error:
+            self._calls.pop(run_id, None)
+            self._parents.pop(run_id, None)
+            if isinstance(error, LimitReached):
+                self._emit("limit.refused", limit=error.limit)
+            raise self._choose_error(error) from None
+        if turn is not None:
+            self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.wait_s * 1_000_000))
+
     async def begin(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
     ) -> None:
         """Wait for the turn of a call, made within another call or chain; raise the errors of
         ``Limiter.acquire``."""
-        self.note_parent(run_id, parent)
-        if (turn := self._make_turn(run_id, of, name, prompt)) is None:
-            return
-        try:
-            await self._limiter.acquire(turn, self._subject.tenant)
-        except BaseException as error:
-            self._forget_call(run_id, error)
-            raise self._choose_error(error) from None
-        self._emit_waited(turn)
+        with self._wait_for_turn(run_id, of, name, parent, prompt) as turn:
+            if turn is not None:
+                await self._limiter.acquire(turn, self._subject.tenant)
 
     def begin_blocking(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
     ) -> None:
         """Wait as ``begin`` does, and block the OS thread."""
-        self.note_parent(run_id, parent)
-        if (turn := self._make_turn(run_id, of, name, prompt)) is None:
-            return
-        try:
-            self._limiter.acquire_blocking(turn, self._subject.tenant)
-        except BaseException as error:
-            self._forget_call(run_id, error)
-            raise self._choose_error(error) from None
-        self._emit_waited(turn)
+        with self._wait_for_turn(run_id, of, name, parent, prompt) as turn:
+            if turn is not None:
+                self._limiter.acquire_blocking(turn, self._subject.tenant)
 
     def _choose_error(self, error: BaseException) -> BaseException:
         """Return the error of a call that did not begin. If the limit has a cheaper model that the
         run does not use yet, the error makes the run continue with that."""
         if not isinstance(error, LimitReached) or isinstance(error, LimitPending):
             return error
-        cheaper = None
-        if error.limit in self._limits:
-            cheaper = self._limits[error.limit].cheaper
-        if cheaper is None:
+        limit = self._limits.get(error.limit)
+        if limit is None or limit.cheaper is None:
             return error
         if not self._is_cheaper:
-            return LimitPending(f"{error}; its run goes on with {cheaper}", error.limit, _AGAIN_S)
+            return LimitPending(f"{error}; its run goes on with {limit.cheaper}", error.limit, _AGAIN_S)
         return LimitReached(
-            f"{error}. The run was to go on with {cheaper!r}, its configurable value 'model', and called "
-            "another model",
+            f"{error}. The run was to go on with {limit.cheaper!r}, its configurable value 'model', and "
+            "called another model",
             error.limit,
             error.retry_after,
         )
@@ -254,15 +251,6 @@ class CallLimits:
                 self._is_cheaper = True
                 return limit.cheaper
         return None
-
-    def _forget_call(self, run_id: UUID, error: BaseException) -> None:
-        self._calls.pop(run_id, None)
-        self._parents.pop(run_id, None)
-        if isinstance(error, LimitReached):
-            self._emit("limit.refused", limit=error.limit)
-
-    def _emit_waited(self, turn: CallTurn) -> None:
-        self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.wait_s * 1_000_000))
 
     def _end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
         self._limiter.end(turn, tokens, cost)
@@ -283,7 +271,7 @@ class CallLimits:
         if ended is None:
             return
         is_cut = error is not None and not isinstance(error, Exception)
-        calls = [] if response is None else read_calls(response)
+        calls = read_calls(response)
         if not calls and response is not None and not is_cut:
             calls = self._estimate(ended, response, has_failed=error is not None)
         tokens = None
@@ -312,7 +300,7 @@ class CallLimits:
             # The name by which the model was called, or else the one that its provider gives.
             if (price := self._prices.of(call.name, each.model)) is not None:
                 cost += price.cost(each)
-            elif any(self._limits[limit].budget is not None for limit in call.turn.limits):
+            elif self._has_budget(call.turn):
                 self._emit("limit.unpriced", model=call.name)
         return cost
 
@@ -320,14 +308,11 @@ class CallLimits:
         """Return the cost of a call that was cancelled, or whose stream was left: its provider reports no
         usage, but bills it. The cost is the amount set aside for the call, and at least that of its prompt
         and the received part of its answer."""
-        if not call.turn.is_under_way or not any(
-            self._limits[limit].budget is not None for limit in call.turn.limits
-        ):
+        if not call.turn.is_under_way or not self._has_budget(call.turn):
             return None
+        came = 0
         if response is not None:
             came = count_tokens_approximately(_list_answers(response))
-        else:
-            came = 0
         used = ModelCall(None, call.name, call.prompt, came)
         return max(call.turn.set_aside, round(self._compute_cost(call, [used]) * MONEY))
 
@@ -372,15 +357,11 @@ class _InLoop(BaseCallbackHandler):
     """
 
     raise_error = True
+    ignore_chain: Any = True  # nodes and graphs are not calls
 
     def __init__(self, limits: CallLimits, *, is_of_chats: bool) -> None:
         self._limits, self._is_of_chats = limits, is_of_chats
         self.run_inline = not is_of_chats
-
-    @property
-    def ignore_chain(self) -> bool:
-        """True: nodes and graphs are not calls."""
-        return True
 
     @property
     def ignore_chat_model(self) -> bool:

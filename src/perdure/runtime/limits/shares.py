@@ -209,11 +209,8 @@ class KeyShare:
         if tokens is not None and self.limit.tokens is not None:
             # Unused tokens may be used later, but not more than a burst.
             use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
-            mean = held.mean_tokens
-            if not mean:
-                held.mean_tokens = tokens
-            else:
-                held.mean_tokens = mean + _WEIGHT * (tokens - mean)
+            mean = held.mean_tokens or tokens
+            held.mean_tokens = mean + _WEIGHT * (tokens - mean)
         # Waiting calls continue at once, even during a request to the database.
         self._grant()
         self._start()
@@ -369,10 +366,9 @@ class KeyShare:
     def _find_next_time(self, now: float) -> float | None:
         """Return the time at which a permit may be granted, or a request is due."""
         held, limit = self._held, self.limit
+        times: list[float] = []
         if held.places or held.money or self._use.paid:
-            times = [held.renew_at]
-        else:
-            times = []
+            times.append(held.renew_at)
         if self._waiting:
             if held.next_request_at > now:
                 times.append(held.next_request_at)
@@ -388,25 +384,16 @@ class KeyShare:
 
     @staticmethod
     def _list_times(permits: Permits, number: int, now: float) -> list[float]:
-        moment = permits.find_moment(number)
-        if permits.ends - _LEAD_S > now:
-            times = [permits.ends - _LEAD_S]
-        else:
-            times = []
-        if moment is not None and moment > now:
-            return [*times, moment]
-        return times
+        times = (permits.ends - _LEAD_S, permits.find_moment(number))
+        return [each for each in times if each is not None and each > now]
 
     def _make_demand(self, now: float) -> Demand:
         limit, held, use = self.limit, self._held, self._use
+        wanted = tokens = 0
         if limit.rate is not None:
             wanted = self._count_wanted(now)
-        else:
-            wanted = 0
         if limit.tokens is not None and self._waiting:
             tokens = self._count_wanted_tokens(now)
-        else:
-            tokens = 0
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
@@ -473,10 +460,9 @@ class KeyShare:
 
     def _apply_taken(self, taken: Taken, demand: Demand, now: int, asked_at: float) -> None:
         held, use, share = self._held, self._use, taken.share
+        held.known = None
         if taken.is_first and taken.document is not None:
             held.known = (taken.document,)
-        else:
-            held.known = None
         held.last_at = now
         use.paid -= demand.paid
         held.places, held.allotted, held.asked = share.places, share.allotted, demand.wants
@@ -487,14 +473,12 @@ class KeyShare:
         held.money = share.money - use.paid
         held.until = asked_at + (share.until - now) / 1_000_000
         held.renew_at = min(asked_at + _RENEW_S, max(asked_at + 0.05, held.until - 2 * _MARGIN_S))
-        if share.again is None:
-            pause = 0.0
-        else:
+        pause = 0.0
+        if share.again is not None:
             pause = (share.again - now) / 1_000_000
         held.next_request_at = asked_at + max(_PAUSE_S, pause)
-        if share.frees_at is None:
-            held.frees_at = math.inf
-        else:
+        held.frees_at = math.inf
+        if share.frees_at is not None:
             held.frees_at = asked_at + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from langchain_core.callbacks import BaseCallbackHandler, Callbacks
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
@@ -11,16 +13,8 @@ class NodesOnly(BaseCallbackHandler):
     ``on_chat_model_start`` LangChain would render all that is sent to a model as text."""
 
     run_inline = True
-
-    @property
-    def ignore_llm(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def ignore_chat_model(self) -> bool:
-        """True."""
-        return True
+    ignore_llm: Any = True
+    ignore_chat_model: Any = True
 
 
 def with_handlers(callbacks: Callbacks, *handlers: BaseCallbackHandler) -> Callbacks:

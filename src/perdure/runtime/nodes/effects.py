@@ -23,7 +23,6 @@ from langgraph.config import get_config
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import effect_journal
-from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.loop_state import read_carrier
@@ -55,17 +54,6 @@ class EffectJournal:
     stored: StoredCheckpoints | None = field(default=None, kw_only=True)
     lease: LeaseCheck | None = field(default=None, kw_only=True)
     waits: dict[str, Wait] = field(default_factory=dict[str, Wait], kw_only=True)
-
-    @classmethod
-    def of(
-        cls,
-        database: DatabaseHandle,
-        held: HeldRun,
-        stored: StoredCheckpoints | None = None,
-        lease: LeaseCheck | None = None,
-    ) -> EffectJournal:
-        """Return the journal of a held run."""
-        return cls(database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease)
 
     async def await_origins(self, config: RunnableConfig) -> None:
         """Wait until the checkpoints are stored from which the current task's keys are derived."""

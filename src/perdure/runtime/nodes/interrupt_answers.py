@@ -29,6 +29,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
 from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME
+from perdure.runtime.agents.run_context import with_configurable
 
 
 class StillToGive(NamedTuple):
@@ -175,7 +176,7 @@ def _at_start(config: RunnableConfig, held: HeldRun) -> RunnableConfig:
     """Return the config that names the checkpoint from which a run starts, if not the latest."""
     if (start := held.messages[0].options.get(START)) is None:
         return config
-    return {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
+    return with_configurable(config, {"checkpoint_id": start})
 
 
 async def remove_unnamed(
@@ -219,10 +220,7 @@ class _Level:
         self.asked: set[str] = set()
         self.answered: set[str] = set()
         for task in state.tasks:
-            if within:
-                place = f"{within}|{task.name}:{task.id}"
-            else:
-                place = f"{task.name}:{task.id}"
+            place = "|".join(filter(None, (within, f"{task.name}:{task.id}")))
             answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
             # Old releases of LangGraph stored a single answer, not a list.
             count = len(answers) if isinstance(answers, list) else 1

@@ -41,6 +41,7 @@ class ModelCalls(BaseCallbackHandler):
     """
 
     run_inline = True
+    ignore_chain: Any = True  # nodes and graphs are not calls of models
 
     def __init__(
         self,
@@ -53,12 +54,7 @@ class ModelCalls(BaseCallbackHandler):
         self._answers: Callable[[], object] | None = answers
         self._open: dict[UUID, _OpenCall] = {}
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
-        self.waited: Callable[[UUID], float] | None = None
-
-    @property
-    def ignore_chain(self) -> bool:
-        """True: nodes and graphs are not calls of models."""
-        return True
+        self.waited: Callable[[UUID], float] = lambda _: 0.0
 
     def on_llm_start(
         self,
@@ -95,13 +91,13 @@ class ModelCalls(BaseCallbackHandler):
         call = self._open.pop(run_id, None)
         if call is None:
             return
-        reported = [] if response is None else read_calls(response)
+        reported = read_calls(response)
         costs = [
             price.cost(each)
             for each in reported
             if (price := self._prices.of(call.model, each.model)) is not None
         ]
-        took = time.perf_counter() - call.began - (self.waited(run_id) if self.waited is not None else 0.0)
+        took = time.perf_counter() - call.began - self.waited(run_id)
         fields: dict[str, Any] = {
             "hop": call.hop,
             "model": call.model,
@@ -132,21 +128,16 @@ def model_name(
     return str(named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
-def list_messages(response: LLMResult) -> list[BaseMessage]:
-    """Return the messages of a response."""
+def read_calls(response: LLMResult | None) -> list[ModelCall]:
+    """Return the calls that a response reports, with their tokens; empty if it reports none, and without a
+    response."""
+    if response is None:
+        return []
     return [
-        message
+        call
         for generations in response.generations
         for generation in generations
         if isinstance(message := getattr(generation, "message", None), BaseMessage)
-    ]
-
-
-def read_calls(response: LLMResult) -> list[ModelCall]:
-    """Return the calls that a response reports, with their tokens; empty if it reports none."""
-    return [
-        call
-        for message in list_messages(response)
         for call in calls_in(
             {
                 "usage_metadata": getattr(message, "usage_metadata", None),

@@ -126,10 +126,9 @@ class _Isolated(_Places):
         """
         # The first number is LangGraph's count of calls in the enclosing task, which continues when a retry
         # policy repeats the task. ``number`` counts within one try.
+        start = 0
         if self._namespace:
             start = len(self._namespace.split("|"))
-        else:
-            start = 0
         levels = self.list_levels(namespace, start)
         place = [find_task_name(self._config), self._number, levels]
         return sha256(json.dumps(place).encode()).hexdigest()[:32]

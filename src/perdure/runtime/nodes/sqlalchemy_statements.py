@@ -62,8 +62,7 @@ def _list_defaults(compiled: Any) -> dict[str, object]:
     for columns, attribute in ((compiled.insert_prefetch, "default"), (compiled.update_prefetch, "onupdate")):
         for column in columns:
             default = getattr(column, attribute)
+            out[column.key] = default.arg
             if default.is_callable:
                 out[column.key] = default.arg(None)
-            else:
-                out[column.key] = default.arg
     return out

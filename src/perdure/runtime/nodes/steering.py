@@ -47,6 +47,7 @@ from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import with_lease
 from perdure.langgraph.reading.readable_states import aread_state
+from perdure.model.arguments import read_mapping
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import INPUT, MESSAGE
 from perdure.model.write_records import NULL_TASK
@@ -145,7 +146,9 @@ class Steering:
         self.control.is_closed = left <= 1
         return {**config, "recursion_limit": max(1, left)}
 
-    def name_limit(self, error: Exception, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> None:
+    def name_limit(
+        self, error: BaseException, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig
+    ) -> None:
         """Let the error of a run that has reached its recursion limit name the whole limit, and not what was
         left of it for the latest call."""
         if isinstance(error, GraphRecursionError) and error.args:
@@ -360,13 +363,10 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
     """
     if START in state.next:
         return False
-    if agent.conversation is None:
-        key = "messages"
-    else:
+    key = "messages"
+    if agent.conversation is not None:
         key = agent.conversation.key
-    value = None
-    if isinstance(state.values, Mapping):
-        value = state.values.get(key)
+    value = read_mapping(state.values).get(key)
     messages = convert_plain_messages(value) if isinstance(value, list) else []
     if _has_open_calls(messages):
         return False
@@ -392,7 +392,9 @@ def plan_writes(
 ) -> list[tuple[str, Any]] | None:
     """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it. The
     input then becomes a run of its own, which shows the error."""
-    if not isinstance(update, Mapping) or not update or not set(update) <= _list_input_channels(graph):
+    if not isinstance(update, Mapping) or not update:
+        return None
+    if not update.keys() <= list_input_names(graph) & graph.channels.keys():
         return None
     values = checkpoint.checkpoint["channel_values"]
     writes: list[tuple[str, Any]] = list(update.items())
@@ -421,10 +423,6 @@ def _with_ids(value: Any) -> Any:
     and a message without an id would get another one each time."""
     messages = convert_to_messages(value if isinstance(value, list) else [value])
     return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
-
-
-def _list_input_channels(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
-    return {name for name in list_input_names(graph) if name in graph.channels}
 
 
 def _find_caller() -> tuple[RunnableConfig, Steering | None]:

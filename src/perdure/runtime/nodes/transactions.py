@@ -127,9 +127,8 @@ def _find_statements(configurable: Mapping[str, Any]) -> tuple[TaskStatements, M
     attempt: int = configurable[_RUNTIME].execution_info.node_attempt
     with _lock:
         latest, made = _statements_by_task.get(task, (0, None))
-        if made is None or latest != attempt:
-            statements = None
-        else:
+        statements = None
+        if made is not None and latest == attempt:
             statements = made()
         if (
             latest > attempt

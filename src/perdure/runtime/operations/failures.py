@@ -96,21 +96,15 @@ def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
         return None
     if not kind:
         # An attempt of an older release: the type is at the beginning of the text.
+        kind = "Error"
         before, separator, _ = text.partition(": ")
         if separator and before.isidentifier():
             kind = before
-        else:
-            kind = "Error"
-    trace = note.get(TRACEBACK) if shows_texts.get() else None
     shown = write_text_for_clients(kind, text.removeprefix(f"{kind}: "))
-    version, node = note.get(VERSION), note.get(NODE)
-    return RunFailure(
-        kind,
-        shown,
-        trace if isinstance(trace, str) else None,
-        version if isinstance(version, str) else None,
-        node if isinstance(node, str) else None,
-    )
+    texts = {name: value for name, value in note.items() if isinstance(value, str)}
+    if not shows_texts.get():
+        texts.pop(TRACEBACK, None)
+    return RunFailure(kind, shown, texts.get(TRACEBACK), texts.get(VERSION), texts.get(NODE))
 
 
 def normalise_message(message: str) -> str:

@@ -39,10 +39,9 @@ async def read_entries(
         An entry for each key, and where to continue, ``None`` at the end.
     """
     now = await handle.arun(ask(Now()))
+    prefix = stored.PREFIX
     if limit is not None:
         prefix = stored.prefix_of(handle.alias, limit)
-    else:
-        prefix = stored.PREFIX
     place = None
     if after is not None:
         place = stored.partition_of(tenant, after)

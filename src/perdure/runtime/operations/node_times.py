@@ -23,7 +23,7 @@ from perdure.langgraph.reading.thread_steps import StepTask, ThreadStep, load_st
 from perdure.model.records import Partition
 from perdure.model.runs.messages import FAILED
 from perdure.runtime.operations.run_search import RunQuery, load_runs
-from perdure.runtime.operations.thread_search import ThreadQuery, search
+from perdure.runtime.operations.thread_search import ThreadQuery, find_graph, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow
 
@@ -195,7 +195,7 @@ async def _read_page(
     partition = Partition(walk.tenant, row.thread_id)
     program = load_steps(partition, walk.database.digest, before=before, with_messages=False)
     page = await walk.database.arun(program)
-    times.add(_graph_of(row), page.steps, since, with_failures=row.run is None)
+    times.add(find_graph(row), page.steps, since, with_failures=row.run is None)
     ended = [step.ended_at for step in page.steps if step.ended_at is not None]
     if ended and min(ended) < since:
         return None
@@ -208,12 +208,6 @@ async def _read_failures(walk: ThreadWalk, row: ThreadRow, since: int, times: No
     for found in await walk.database.arun(load_runs(Partition(walk.tenant, row.thread_id), row, query)):
         if found.failure is not None and found.failure.node is not None:
             times.add_failure(found.run.graph, found.failure.node)
-
-
-def _graph_of(row: ThreadRow) -> str | None:
-    if row.graph_id is None and row.run is not None:
-        return row.run.graph
-    return row.graph_id
 
 
 def _read_cursor(cursor: str) -> tuple[str, str | None, int | None]:

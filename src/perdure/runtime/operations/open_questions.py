@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -15,15 +14,13 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import questions
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.signals import Signal, signal_key
 from perdure.engine.retention.thread_expiry import read_expiry_facts
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
-from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.model.runs.messages import Message, Run, copy_plain
+from perdure.model.runs.messages import Message, Run
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits, require_name
@@ -34,7 +31,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.user_and_title import find_title, find_user
-from perdure.runtime.tickets import SignalReceipt, message_of
+from perdure.runtime.tickets import SignalReceipt, address_answer, make_signal, message_of
 
 
 class AskedQuestion(NamedTuple):
@@ -115,16 +112,9 @@ def load_questions(
     """Return the open questions of a thread; none while a run is open or a message waits. ``with_waits``
     includes sleeps, and waits for signals."""
     partition = Partition(tenant, row.thread_id)
-    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    lane = Lane.read(IN, lanes)
-    if lane.run_id is not None or lane.pending:
+    lane, run = yield from _load_waiting_run(partition)
+    if lane.run_id is not None or lane.pending or (run is not None and HANDED_OVER in run.note):
         return ()
-    run: Run | None = None
-    if lane.waiting is not None:
-        (stored,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
-        run = next(read_each(partition, Run.read, stored), None)
-        if run is not None and HANDED_OVER in run.note:
-            return ()
     fault, checkpoint_id = None, None
     values: Mapping[str, Any] = {}
     try:
@@ -175,17 +165,24 @@ def _find_expiry(database: DatabaseHandle, partition: Partition) -> Program[int 
 def read_asking_options(partition: Partition) -> Program[Options]:
     """Return the config and the context of the run that asked a thread's open question: with these, the graph
     continues for the same user if an operator answers. Empty options if there is no such run."""
-    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    waiting = Lane.read(IN, lanes).waiting
-    if waiting is None:
+    _, run = yield from _load_waiting_run(partition)
+    if run is None:
         return Options()
-    (runs,) = yield from ask(Fetch(partition, (Get(RUN, (waiting,)),)))
-    for run in read_each(partition, Run.read, runs):
-        (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
-        for message in read_each(partition, Message.read, messages):
-            if (options := Options.read_if_readable(message.options)) is not None:
-                return Options(config=options.config, context=options.context)
+    (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
+    for message in read_each(partition, Message.read, messages):
+        options = Options.read_if_readable(message.options)
+        return Options(config=options.config, context=options.context)
     return Options()
+
+
+def _load_waiting_run(partition: Partition) -> Program[tuple[Lane, Run | None]]:
+    """Return the inbox of a thread, and the run that it shows as waiting, if there is one."""
+    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    lane = Lane.read(IN, lanes)
+    if lane.waiting is None:
+        return lane, None
+    (stored,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
+    return lane, next(read_each(partition, Run.read, stored), None)
 
 
 async def answer(
@@ -211,11 +208,7 @@ async def answer(
         Unserialisable, TooLarge: the answer cannot be stored.
     """
     handle = handle_of(database)
-    resume = value if interrupt_id is None else {interrupt_id: value}
-    if interrupt_id is not None or is_by_name(resume):
-        interrupt_ids = list(resume)
-    else:
-        interrupt_ids = []
+    resume, interrupt_ids = address_answer(value, interrupt_id)
     options = await handle.arun(read_asking_options(partition))
     message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=interrupt_ids)
     accept = Accept(
@@ -245,19 +238,17 @@ async def give_signal(
     """Give a signal to a thread, so that a worker in another process continues; the arguments and errors are
     those of ``Runtime.signal``."""
     handle = handle_of(database)
-    signal = Signal(
+    signal = make_signal(
         partition,
         require_name(name),
-        copy_plain(value, "signal"),
-        b"" if key is None else signal_key(name, key),
-        to_all,
-        str(uuid.uuid4()),
-        await handle.arun(ask(Now())),
-        handle.draw_version(),
-        partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
+        value,
+        key,
+        to_all=to_all,
+        now=await handle.arun(ask(Now())),
+        fresh=handle.draw_version(),
+        read_asked=partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
     )
     signalled = await handle.arun(signal.store())
     if signalled.accepted is not None and not signalled.is_duplicate:
         Notifications(handle, None).notify_due(partition)
-    run_id = None if signalled.accepted is None else signalled.accepted.id
-    return SignalReceipt(partition.thread, name, run_id, signalled.is_duplicate)
+    return SignalReceipt.of(signal, signalled)

@@ -25,7 +25,6 @@ from perdure.runtime.activity import (
     HOURS,
     LENGTHS,
     MINUTES,
-    OTHER,
     USAGE,
     partition_of,
 )
@@ -159,12 +158,17 @@ def _make_slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -
 
 def _sum_totals(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the runs, the failed ones, and the calls of models."""
-    states = [graph["states"] for counts in found for graph in counts["graphs"].values()]
     return {
-        "runs": sum(sum(each.values()) for each in states),
-        "failed": sum(each.get("failed", 0) for each in states),
+        **_sum_states(graph["states"] for counts in found for graph in counts["graphs"].values()),
         **_sum_usage(model for counts in found for model in counts["models"].values()),
     }
+
+
+def _sum_states(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    states: Counter[str] = Counter()
+    for each in counts:
+        states.update(each)
+    return {"runs": states.total(), "failed": states["failed"]}
 
 
 def _sum_usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -186,8 +190,14 @@ def _summarise(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "first": _estimate_latencies(entry["first"] for entry in graph_entries),
         "graphs": sorted((_sum_graph(*each) for each in graphs.items()), key=_by_runs),
         "users": sorted((_sum_user(*each) for each in users.items()), key=_by_tokens)[:_USERS_MAX],
-        "errors": sorted((_sum_error(*each) for each in errors.items()), key=_by_runs),
-        "models": sorted((_sum_model(*each) for each in models.items()), key=_by_calls),
+        "errors": sorted(
+            ({"kind": name or None, "runs": _sum(each, "runs")} for name, each in errors.items()),
+            key=_by_runs,
+        ),
+        "models": sorted(
+            ({"model": name or None, **_sum_usage(each)} for name, each in models.items()),
+            key=lambda each: -int(each["calls"]),
+        ),
     }
 
 
@@ -208,16 +218,10 @@ def _by_tokens(entry: Mapping[str, Any]) -> tuple[int, int]:
     return -int(entry["input_tokens"] + entry["output_tokens"]), -int(entry["runs"])
 
 
-def _by_calls(entry: Mapping[str, Any]) -> int:
-    return -int(entry["calls"])
-
-
 def _sum_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    states = [entry["states"] for entry in entries]
     return {
         "graph": name or None,
-        "runs": sum(sum(each.values()) for each in states),
-        "failed": sum(each.get("failed", 0) for each in states),
+        **_sum_states(entry["states"] for entry in entries),
         "end": _estimate_latencies(entry["end"] for entry in entries),
         "first": _estimate_latencies(entry["first"] for entry in entries),
         **_sum_usage(entries),
@@ -262,19 +266,15 @@ def _sum_by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str],
 
 def _sum_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        "user": name if name != OTHER else None,
-        "runs": sum(entry["runs"] for entry in entries),
-        "failed": sum(entry["failed"] for entry in entries),
+        "user": name or None,
+        "runs": _sum(entries, "runs"),
+        "failed": _sum(entries, "failed"),
         **_sum_usage(entries),
     }
 
 
-def _sum_error(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"kind": name or None, "runs": sum(entry["runs"] for entry in entries)}
-
-
-def _sum_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"model": name or None, **_sum_usage(entries)}
+def _sum(entries: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(entry[name] for entry in entries)
 
 
 def _estimate_latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float | None] | None:

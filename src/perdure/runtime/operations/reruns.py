@@ -9,17 +9,18 @@ from typing import Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.questions import ReadAsked
+from perdure.engine.queue.retries import Retry
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.model.runs.messages import FAILED
-from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.walk_by_id import number
+from perdure.runtime.tickets import make_id
 
 Outcome = Literal["accepted", "repeated before", "stays"]
 
@@ -73,8 +74,9 @@ async def rerun(
     Raises:
         NotFound, Conflict, RunInProgress, NotWaiting, QueueFull: as ``TenantRuntime.retry``.
     """
-    now, max_pending = await database.arun(ask(Now())), Settings().max_pending
-    accepted = await database.arun(retry_run(database, partition, run_id, now, max_pending, read_asked))
+    now, most = await database.arun(ask(Now())), Settings().max_pending
+    retry = Retry(partition, run_id, now, most, database.draw_version(), make_id, read_asked)
+    accepted = await database.arun(retry.store())
     if not accepted.is_duplicate:
         Notifications(database, None).notify_due(partition)
     return accepted.id, accepted.is_duplicate
@@ -122,8 +124,7 @@ async def _repeat(found: FoundRun, repeat: Repeat) -> Rerun:
         raise
     except PerdureError as error:
         return Rerun(found.thread_id, found.run.id, "stays", reason=str(error))
+    outcome: Outcome = "accepted"
     if was_repeated:
-        outcome: Outcome = "repeated before"
-    else:
-        outcome = "accepted"
+        outcome = "repeated before"
     return Rerun(found.thread_id, found.run.id, outcome, again)

@@ -316,19 +316,16 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     """
     database, tenant = walk.database, walk.tenant
     if thread_id is None:
-        for hit in await database.arun(ask(FindRuns(tenant, run_id, limit=1))):
-            thread_id = hit.partition.thread
-    if thread_id is None:
-        thread_id = await _search_thread(walk, run_id)
+        hits = await database.arun(ask(FindRuns(tenant, run_id, limit=1)))
+        thread_id = next((hit.partition.thread for hit in hits), None) or await _search_thread(walk, run_id)
     found = None
     if thread_id is not None:
         partition = Partition(tenant, thread_id)
         row = await database.arun(load_row(partition))
         found = await database.arun(read_detail(partition, run_id, row))
     if found is None:
-        if thread_id is None:
-            where = "there is"
-        else:
+        where = "there is"
+        if thread_id is not None:
             where = f"thread {thread_id!r} has"
         raise NotFound(
             f"{where} no run {run_id!r}: it has not begun, or its record was removed; "

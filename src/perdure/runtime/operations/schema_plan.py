@@ -93,7 +93,6 @@ def _plan(
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
         loaded = handle_of(database).run(checkpoint_loading.load(partition, "", None))
-        version = None
         if loaded.checkpoint is not None:
             version = loaded.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.read_pin(partition))
@@ -172,9 +171,8 @@ def _find_unfit(
     """Yield the problems of channels that the graph does not have, or whose stored value it does not
     accept."""
     latest = saver.get_tuple(config)
-    if latest is None:
-        values: Mapping[str, Any] = {}
-    else:
+    values: Mapping[str, Any] = {}
+    if latest is not None:
         values = latest.checkpoint["channel_values"]
     facts = read(graph)
     for name in values:

@@ -272,19 +272,14 @@ async def remove_user(
         for thread_id in sorted({*terms.data.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.data.memories])
-        await _remove_names(walk, user)
+        # Names of namespaces that hold nothing, also of those whose items a program removed earlier.
+        of_user = _labels_of_user(user)
+        await walk.database.arun(
+            items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
+        )
         await walk.database.arun(_remove_chat_sessions(walk.tenant, user))
     is_cut = await walk.database.acut_log()
     yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
-
-
-async def _remove_names(walk: ThreadWalk, user: str) -> None:
-    """Remove the names of all namespaces of the store that hold nothing and have the user among their labels,
-    also of those whose items a program removed earlier."""
-    of_user = _labels_of_user(user)
-    await walk.database.arun(
-        items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
-    )
 
 
 def _labels_of_user(user: str) -> set[str]:

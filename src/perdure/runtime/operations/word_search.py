@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure.langgraph.reading.delta_values import plain_of
+from perdure.model.arguments import read_mapping
 from perdure.model.values.joined_values import pack_tree
 from perdure.model.values.tree import EncodedList
 
@@ -66,11 +67,10 @@ def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> Excerpt | None
 
 def _fields_of(message: Any) -> Mapping[str, Any]:
     # In its plain form a message is a mapping of its type and, as ``value``, its fields.
-    if isinstance(message, Mapping) and "content" not in message:
-        fields = message.get("value")
-    else:
-        fields = message
-    return fields if isinstance(fields, Mapping) else {}
+    fields = read_mapping(message)
+    if "content" in fields:
+        return fields
+    return read_mapping(fields.get("value"))
 
 
 def _find_speaker(message: Any) -> str:
@@ -84,10 +84,7 @@ def _list_texts(message: Any) -> Iterator[str]:
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():
-        if isinstance(part, Mapping):
-            text = part.get("text")
-        else:
-            text = part
+        text = read_mapping(part).get("text", part)
         if isinstance(text, str):
             yield text
 

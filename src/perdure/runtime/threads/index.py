@@ -25,21 +25,13 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.retention import expiring_threads
-from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, ListedThread, Op
+from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, Op
 from perdure.model.program import ask
 from perdure.model.records import DOCUMENT, LISTED, Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.thread_agents import copy_agents, list_variants
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
-from perdure.runtime.threads.order import (
-    AT_ONCE,
-    Order,
-    SortedThread,
-    count,
-    list_places,
-    load_rows,
-    sort_rows,
-)
+from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, ThreadListing, load_rows, sort_rows
 from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
@@ -82,16 +74,20 @@ class ThreadIndex:
         are as for ``add``."""
 
         def make_newer(before: Document | None) -> Mapping[str, Any] | None:
-            announced = 0 if before is None else _read_announced(before, document)
-            made = _make_copy(document, announced if announced > document.version else 0)
-            if before is not None and _age(before.body) > _age(made):
+            made = _make_copy(document, 0)
+            if before is None:
+                return made
+            if _age(before.body) > _age(made):
                 return None
+            announced = _read_announced(before, document)
+            if announced > document.version:
+                made["announced"] = announced
             return made
 
         fresh, ttl = self._database.draw_version(), document.body.get("ttl")
 
         def change_entry(before: Document | None) -> tuple[Op, ...]:
-            earlier = None if before is None else before.body.get("ttl")
+            earlier = before and before.body.get("ttl")
             return expiring_threads.plan_change(thread_id, earlier, ttl, fresh)
 
         program = documents.change(
@@ -159,22 +155,17 @@ class ThreadIndex:
                 than it needs.
         """
 
-        def matches(held: Mapping[str, Any]) -> bool:
-            return contains(held, metadata or {}) and (sees is None or sees(held))
+        matches = _make_matcher(metadata, sees)
 
         def is_asked_for(row: ThreadRow) -> bool:
             return status in (None, row.status) and matches(row.metadata)
 
         order = order or Order()
         if ids is not None:
-            named = [
-                SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
-                for name in dict.fromkeys(ids)
-            ]
-            asked = [
-                row for row in sort_rows(await load_rows(self._database, named), order) if is_asked_for(row)
-            ]
-            for row in asked[skip:]:
+            named = [Partition(self._tenant, name) for name in dict.fromkeys(ids)]
+            rows = await load_rows(self._database, named)
+            asked = [row for row in rows if row is not None and is_asked_for(row)]
+            for row in sort_rows(asked, order)[skip:]:
                 yield row
             return
         # Without a condition on metadata skipped threads need not be read.
@@ -215,25 +206,15 @@ class ThreadIndex:
         a place.
         """
 
-        def matches(held: Mapping[str, Any]) -> bool:
-            return contains(held, metadata or {}) and (sees is None or sees(held))
-
+        matches = _make_matcher(metadata, sees)
         loop = asyncio.get_running_loop()
         needs_metadata = bool(metadata) or sees is not None
         # A condition on metadata may pass over any number of threads, and each has to be read.
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        pages = list_places(
-            self._database,
-            self._tenant,
-            order or Order(),
-            status,
-            skip=skip,
-            enough=enough,
-            copies=copies,
-        )
-        async for batch in _group_places(pages, enough or _FIRST_BATCH):
+        listing = ThreadListing(self._database, self._tenant, order or Order(), status, enough, copies)
+        async for batch in _group_places(listing.list_places(skip), enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
                 entries = await self._read_copies(batch)
@@ -249,9 +230,8 @@ class ThreadIndex:
             for start in range(0, len(wanted), AT_ONCE):
                 some = wanted[start : start + AT_ONCE]
                 # A few at a time, as the caller may need no more.
-                read = {row.thread_id: row for row in await load_rows(self._database, some)}
-                for place in some:
-                    row = read.get(place.partition.thread)
+                rows = await load_rows(self._database, [place.partition for place in some])
+                for place, row in zip(some, rows, strict=True):
                     if row is not None and status in (None, row.status) and matches(row.metadata):
                         yield place.number, row
             yield batch[-1].number, None
@@ -267,7 +247,7 @@ class ThreadIndex:
     ) -> int:
         """Return the number of threads that ``search`` finds; the arguments are the same."""
         if ids is None and not metadata and sees is None:
-            return await count(self._database, self._tenant, status)
+            return await ThreadListing(self._database, self._tenant, status=status).count_threads()
         number = 0
         found = self.search(metadata=metadata, ids=ids, status=status, sees=sees, holding=holding)
         async for _ in found:
@@ -287,6 +267,11 @@ class ThreadIndex:
         }
 
 
+def _make_matcher(metadata: Mapping[str, Any] | None, sees: Sees | None) -> Sees:
+    """Return a predicate for metadata that contain these entries, and that ``sees`` accepts."""
+    return lambda held: contains(held, metadata or {}) and (sees is None or sees(held))
+
+
 def _make_copy(document: Document, announced: int) -> dict[str, Any]:
     """Return the copy of a thread's document; ``announced`` is the newest version that was announced, or
     0."""
@@ -301,8 +286,7 @@ def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
 
 def _read_announced(before: Document, document: Document) -> int:
     """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
-    is_same = before.body["created_at"] == document.body["created_at"]
-    if is_same:
+    if before.body["created_at"] == document.body["created_at"]:
         return int(before.body["announced"])
     return 0
 

@@ -7,7 +7,8 @@ its checkpoints, and it is interrupted if its latest checkpoint has an unanswere
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -103,58 +104,48 @@ def load_row(partition: Partition) -> Program[ThreadRow | None]:
     """Return a thread as it is now, None if it does not exist."""
     (stored, edits, lanes, runs, heads), fault = yield from _fetch_records(partition)
     lane = Lane.read(IN, lanes)
-    documents, faults = _decode_readable(stored)
-    edited, edit_faults = _decode_readable(edits)
-    faults += edit_faults
+    faults: list[Corrupt] = []
+    documents, edited = _decode_readable(stored, faults), _decode_readable(edits, faults)
     standing: list[Run] = []
-    try:
+    with _note_fault(faults):
         # Like a run that was rolled back, one that never began left nothing behind.
         standing = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
-    except Corrupt as error:
-        faults.append(error)
-    fault = faults[0] if faults else fault
-    if not stored and fault is None and not heads and not lane.version:
+    if fault is not None:
+        faults.append(fault)
+    if not stored and not faults and not heads and not lane.version:
         return None
-    run = standing[0] if standing else None
-    document = documents[0] if documents else None
-    edit = edited[0].body if edited else None
+    run, document = next(iter(standing), None), next(iter(documents), None)
+    edit = next((each.body for each in edited), None)
+    head = next((each.fields["checkpoint_id"] for each in heads), None)
     latest: LatestCheckpoint | None = None
     waited = next((each for each in standing if each.id == lane.waiting), None)
-    if heads and _depends_on_checkpoint(lane, run, edit):
-        try:
-            latest = yield from read_at(partition, heads[0].fields["checkpoint_id"])
+    if head is not None and _depends_on_checkpoint(lane, run, edit):
+        with _note_fault(faults):
+            latest = yield from read_at(partition, head)
             waited = waited or (yield from _read_waited(partition, lane))
-        except Corrupt as error:
-            fault = fault or error
     run_ids = {record.key[0] for record in runs}
     row = row_of(partition, document, run, _find_status(lane, run, edit, latest, waited, run_ids))
     # After a rollback the inbox names no waiting run: the newest one that is left has asked.
-    newest_waiting = run if run is not None and run.state == WAITING else None
-    asking = waited or newest_waiting
+    asking = waited
+    if asking is None and run is not None and run.state == WAITING:
+        asking = run
     is_edited = asking is not None and edit is not None and edit["run_id"] == asking.id
-    if asking is not None and not is_edited and heads and (latest is None or latest.is_of(asking)):
+    if asking is not None and not is_edited and head and (latest is None or latest.is_of(asking)):
         ids = {one["id"] for one in asking.note.get("interrupts", ())}
         is_asleep = bool(ids) and ids <= find_unanswerable(asking.note)
         row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
     if document is not None and depends_on_checkpoint(document.body, (each.graph for each in standing)):
-        head = heads[0].fields["checkpoint_id"] if heads else None
-        try:
+        with _note_fault(faults):
             row = row._replace(metadata=(yield from _choose_metadata(partition, document, head, run, latest)))
-        except Corrupt as error:
-            fault = fault or error
-    if heads:
-        try:
-            row = yield from _add_state(partition, heads[0].fields["checkpoint_id"], row, latest)
-        except Corrupt as error:
-            fault = fault or error
-    elif run is not None and fault is None:
-        try:
+    if head is not None:
+        with _note_fault(faults):
+            row = yield from _add_state(partition, head, row, latest)
+    elif run is not None and not faults:
+        with _note_fault(faults):
             yield from refuse_headless(partition, "")
-        except Corrupt as error:
-            fault = error
-    if fault is None:
+    if not faults:
         return row
-    return row._replace(fault=fault, status="error")
+    return row._replace(fault=faults[0], status="error")
 
 
 def row_of(
@@ -171,21 +162,21 @@ def row_of(
         run: the newest run that was not rolled back.
         status: its status.
     """
-    body = {} if document is None else document.body
-    times = [run.updated_at] if run else []
-    times += [document.updated_at] if document else []
+    started_at, ran_at = (0, 0) if run is None else (run.started_at, run.updated_at)
+    if document is None:
+        return ThreadRow(partition.thread, {}, started_at, ran_at, status, run, False, None, False)
+    body = document.body
     return ThreadRow(
         partition.thread,
         body.get("metadata", {}),
-        body.get("created_at", run.started_at if run else 0),
-        max(times, default=0),
+        body.get("created_at", started_at),
+        max(ran_at, document.updated_at),
         status,
         run,
         False,
         body.get("ttl"),
-        document is not None,
-        version=None if document is None else document.version,
-        touched_at=0 if document is None else document.updated_at,
+        version=document.version,
+        touched_at=document.updated_at,
         agents=list_agents(body),
     )
 
@@ -252,15 +243,21 @@ def _read_metadata(record: CheckpointRecord) -> dict[str, Any]:
     return described
 
 
-def _decode_readable(records: Iterable[Record]) -> tuple[list[Document], list[Corrupt]]:
+@contextmanager
+def _note_fault(faults: list[Corrupt]) -> Iterator[None]:
+    """Add the error of a record that cannot be read in the block to the faults of its thread."""
+    try:
+        yield
+    except Corrupt as error:
+        faults.append(error)
+
+
+def _decode_readable(records: Iterable[Record], faults: list[Corrupt]) -> list[Document]:
     documents: list[Document] = []
-    faults: list[Corrupt] = []
     for record in records:
-        try:
+        with _note_fault(faults):
             documents.append(Document.read(record))
-        except Corrupt as error:
-            faults.append(error)
-    return documents, faults
+    return documents
 
 
 def _fetch_records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
@@ -315,10 +312,11 @@ def _find_status(
         waited: the run that the inbox shows as waiting.
         run_ids: the ids of the newest runs.
     """
-    is_edited = edit is not None and edit["run_id"] == (None if run is None else run.id)
-    is_fork = edit is not None and edit.get("is_fork", False)
-    is_noted = bool(edit["goes_on"]) if edit is not None and is_edited else lane.waiting is not None
-    has_failed = run is not None and run.state == FAILED and not (is_edited and not is_fork)
+    has_failed = run is not None and run.state == FAILED
+    is_noted = lane.waiting is not None
+    if edit is not None and edit["run_id"] == (None if run is None else run.id):
+        is_noted = bool(edit["goes_on"])
+        has_failed = has_failed and edit.get("is_fork", False)
     if run is not None and latest is not None and latest.is_past(run, run_ids):
         has_failed = False
     return decide_thread_status(

@@ -244,11 +244,11 @@ class Threads:
         now = await self._context.clock.now()
 
         def restart_ttl(before: Document | None) -> Mapping[str, Any] | None:
-            ttl = None if before is None else before.body.get("ttl")
-            body = None if before is None else before.body
-            if body is None or ttl is None:
-                return body
-            return {**body, "ttl": make_stored_ttl(ttl, now)}
+            if before is None:
+                return None
+            if before.body.get("ttl") is None:
+                return before.body
+            return {**before.body, "ttl": make_stored_ttl(before.body["ttl"], now)}
 
         fresh = self._database.draw_version()
         program = documents.change(self._partition(thread_id), *OF_THREAD, restart_ttl, now, fresh)
@@ -324,9 +324,9 @@ class Threads:
     def _make_body(
         self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int
     ) -> dict[str, Any]:
-        usual = self._context.thread_ttl
-        given = ttl or (None if usual is None else usual.client_form)
-        return {"metadata": dict(metadata), "created_at": now, "ttl": make_stored_ttl(given, now)}
+        if not ttl and self._context.thread_ttl is not None:
+            ttl = self._context.thread_ttl.client_form
+        return {"metadata": dict(metadata), "created_at": now, "ttl": make_stored_ttl(ttl, now)}
 
     async def _index_new(self, thread_id: str, document: Document) -> None:
         if await self.index.add(thread_id, document) is None:
@@ -338,7 +338,7 @@ class Threads:
     async def _find_head(self, thread_id: str) -> str | None:
         """Return the id of a thread's latest checkpoint, if it has one."""
         (found,) = await self._database.arun(ask(Fetch(self._partition(thread_id), (Get(HEAD, (ROOT,)),))))
-        return found[0].fields["checkpoint_id"] if found else None
+        return next((head.fields["checkpoint_id"] for head in found), None)
 
     async def _put(
         self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect | int

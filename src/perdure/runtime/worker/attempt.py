@@ -29,6 +29,7 @@ from perdure.langgraph.reading.readable_states import (
     aupdate_state,
     select_outputs,
 )
+from perdure.model.arguments import read_mapping
 from perdure.model.model_calls import Prices
 from perdure.model.runs.messages import DONE, WAITING
 from perdure.model.runs.payloads import COMMAND, RESUME
@@ -39,7 +40,7 @@ from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
-from perdure.runtime.agents.run_context import context_of, mirror
+from perdure.runtime.agents.run_context import context_of, mirror, with_configurable
 from perdure.runtime.agents.run_user import USER, user_of, user_of_config
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
@@ -130,17 +131,16 @@ async def attempt(
         user=user_of((options.config.get("configurable") or {}).get(USER)),
         context=options.context,
     )
-    tenant_token, steering_token = TENANT.set(tenant), STEERING.set(views.steering)
-    caller_token = CALLER.set("" if views.limits is None else views.limits.user)
+    # For this attempt alone, which has a task of its own.
+    TENANT.set(tenant)
+    STEERING.set(views.steering)
+    CALLER.set("" if views.limits is None else views.limits.user)
     try:
         async with making as graph:
             return await _attempt(agent, graph, views, held, (journal, options), buffer)
     finally:
         if views.limits is not None:
             views.limits.close()
-        CALLER.reset(caller_token)
-        STEERING.reset(steering_token)
-        TENANT.reset(tenant_token)
 
 
 def _with_model(options: Options, model: str) -> Options:
@@ -176,7 +176,7 @@ async def _attempt(
         given, answered = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
-        config = _start_at(config, options.checkpoint_id)
+        config = with_configurable(config, {"checkpoint_id": options.checkpoint_id})
         await _require_start(graph, config, held, options.checkpoint_id)
     earlier_messages: Sequence[Any] | None = ()
     # Read once for memory and conversation: each load before the first step is a request to the database.
@@ -190,21 +190,19 @@ async def _attempt(
         given = await views.memories.prepare_input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.prepare_input(agent.conversation, held, given, stored)
-    if isinstance(given, Command) and _only_ends(given):
-        await _clear_next_tasks(
-            graph, config, head_config, _make_publisher(graph, held, buffer, begun_at, journal.waits)
-        )
-        return Ending(DONE, {})
     if has_begun or given is None:
         graph = await amake_graph_without_refused(graph, config)
+    publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)
+    if isinstance(given, Command) and _only_ends(given):
+        await _clear_next_tasks(graph, config, head_config, publisher)
+        return Ending(DONE, {})
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     call_options = {**_make_call_options(agent, options, context), "control": views.steering.control}
-    publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)
     values = await _steer(
-        graph, given, (config, head_config), call_options, held, (views.steering, buffer, publisher)
+        graph, given, (config, head_config), call_options, held, (views.steering, publisher)
     )
     held = views.steering.add_taken(held)
-    interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
+    interrupts = read_mapping(values).get(INTERRUPT, ())
     if interrupts:
         await refuse_to_ask_again(graph, head_config, answered)
     snapshot: StateSnapshot | None = None
@@ -242,11 +240,11 @@ async def _steer(
     configs: tuple[RunnableConfig, RunnableConfig],
     call_options: dict[str, Any],
     held: HeldRun,
-    by: tuple[Steering, EventBuffer | None, StreamPublisher | None],
+    by: tuple[Steering, StreamPublisher | None],
 ) -> Any:
     """Run a graph, write steering messages into its state between its steps, and return its values.
     ``configs`` are the one with which the graph begins, and the one of the thread's latest checkpoint."""
-    (config, head_config), (steering, buffer, publisher) = configs, by
+    (config, head_config), (steering, publisher) = configs, by
     if steering.first_look is not None:
         # The task reports its own failure. If this attempt is cancelled, the worker ends the task.
         await asyncio.wait([steering.first_look])
@@ -254,31 +252,23 @@ async def _steer(
     while True:
         steering.control.begin()
         try:
-            values = await _invoke(running, given, config, call_options, buffer, publisher)
-        except GraphDrained as drained:
-            if steering.control.is_stopped:
-                if publisher is not None:
-                    await publisher.fail(drained)
-                raise
-            await steering.write_between_steps(graph, head_config, held)
-            given, config = None, steering.make_next_config(graph, head_config)
-        except asyncio.CancelledError as cancelled:
-            # The exception's arguments contain the task in which LangGraph's last writes continue.
-            for left in cancelled.args:
+            values = await _invoke(running, given, config, call_options, publisher)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, GraphDrained) and not steering.control.is_stopped:
+                await steering.write_between_steps(graph, head_config, held)
+                given, config = None, steering.make_next_config(graph, head_config)
+                continue
+            # The arguments of a cancellation contain the task in which LangGraph's last writes continue.
+            for left in error.args:
                 if isinstance(left, asyncio.Task):
                     await asyncio.wait([left])
-            if publisher is not None:
-                await publisher.fail(cancelled)
-            raise
-        except Exception as error:
             steering.name_limit(error, graph, head_config)
             if publisher is not None:
                 await publisher.fail(error)
             raise
-        else:
-            if publisher is not None:
-                await publisher.publish_end()
-            return values
+        if publisher is not None:
+            await publisher.publish_end()
+        return values
 
 
 def _only_ends(given: Command[Any]) -> bool:
@@ -333,10 +323,7 @@ async def _read_values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return {}
     with keep_for_next_load():
-        values = (await aread_state(graph, config)).values
-    if isinstance(values, Mapping):
-        return values
-    return {}
+        return read_mapping((await aread_state(graph, config)).values)
 
 
 async def _require_start(
@@ -360,18 +347,13 @@ def add_notice(held: HeldRun, ending: Ending) -> Ending:
         return ending
     # An answer without a webhook of its own inherits the channel of the interrupted run, but no URL.
     options = Options.read_if_readable(held.messages[0].options)
-    url = None if options is None else options.webhook
+    url = options.webhook
     notice = {"url": url, "run_id": held.run.id, "state": ending.state}
     note = ending.note
-    if ending.state == WAITING and options is not None and options.notice_if_closed:
+    if ending.state == WAITING and options.notice_if_closed:
         inherited = {"webhook": url, "notice_if_closed": True}
         note = with_closing_reply(note, {**notice, "state": CLOSED}, inherited)
     return replace(ending, note=note, replies=() if url is None else (notice,))
-
-
-def _start_at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
-    configurable = {**config.get("configurable", {}), "checkpoint_id": checkpoint_id}
-    return {**config, "configurable": configurable}
 
 
 def _make_call_options(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
@@ -397,11 +379,10 @@ async def _invoke(
     given: Any,
     config: RunnableConfig,
     call_options: dict[str, Any],
-    buffer: EventBuffer | None,
     publisher: StreamPublisher | None,
 ) -> Any:
     """Invoke a graph like ``ainvoke`` and publish the run's events meanwhile, if it has a publisher."""
-    if buffer is None or publisher is None:
+    if publisher is None:
         return await graph.ainvoke(given, config, **call_options)
     call_options = {
         **call_options,
@@ -411,7 +392,7 @@ async def _invoke(
     }
     if publisher.speaks_protocol:
         call_options["version"] = "v2"
-        config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
+        config = with_configurable(config, {BY_BLOCK: True})
     by_event = publisher if "events" in publisher.stream.modes else None
     values: Any = None
     interrupts: list[Interrupt] = []
@@ -425,8 +406,8 @@ async def _invoke(
             elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPT in payload:
                 interrupts += payload[INTERRUPT]
             await publisher.publish_part(mode, payload, namespace)
-            await buffer.wait_for_room()
-    result = values if isinstance(values, dict) else {}
+            await publisher.wait_for_room()
+    result = read_mapping(values)
     if interrupts:
         return {**result, INTERRUPT: tuple(interrupts)}
     return result

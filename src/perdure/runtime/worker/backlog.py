@@ -142,22 +142,25 @@ class Backlog:
         limit = _PAGE
         while True:
             find = FindDue(self._tenant, until=now + _AHEAD_US, since=since, limit=limit)
-            page = [f for f in await self._database.arun(ask(find)) if f.record is not None]
-            times = [found.record.fields["due_at"] for found in page if found.record is not None]
-            if len(page) < limit or times[0] < times[-1]:
+            page: list[tuple[int, Due]] = [
+                (hit.record.fields["due_at"], (hit.partition, hit.record.key[0]))
+                for hit in await self._database.arun(ask(find))
+                if hit.record is not None
+            ]
+            if len(page) < limit or page[0][0] < page[-1][0]:
                 break
             # The next page starts after a time, so a page has to hold all queues due at the same time.
             limit *= 4
-        for found, due_at in zip(page, times, strict=True):
+        for due_at, due in page:
             if due_at > now:
                 self.next_due_at = min(due_at, self.next_due_at or due_at)
-                continue
-            due = (found.partition, found.record.key[0]) if found.record is not None else None
-            if due is not None and due not in seen:
+            elif due not in seen:
                 seen.add(due)
                 if due not in serving:
                     self._add_found(due, due_at, time)
-        return times[-1] if len(page) == limit else None
+        if len(page) < limit:
+            return None
+        return page[-1][0]
 
     def _add_found(self, due: Due, due_at: int, time: float) -> None:
         put_off = self._put_off.get(due)
@@ -173,7 +176,7 @@ class Backlog:
     def take(self, running: Mapping[str, int], slots: int, per_tenant: int | None) -> Sequence[Due]:
         """Return at most ``slots`` queues to try now, tenants in turn."""
         self._turns += 1
-        first = 1 if self._turns % _RETRIED_EVERY == 0 else 0
+        first = int(self._turns % _RETRIED_EVERY == 0)
         order: Iterator[Due] = chain(
             islice(self._retried, first), self._new, islice(self._retried, first, None)
         )

@@ -57,10 +57,9 @@ class NotSent(Exception):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        if retry_after is None:
-            self.retry_after = None
-        else:
-            self.retry_after = min(max(0.0, retry_after), _RETRY_AFTER_MAX_S)
+        if retry_after is not None:
+            retry_after = min(max(0.0, retry_after), _RETRY_AFTER_MAX_S)
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ class Delivery:
             while sending is not None:
                 sending = await self._deliver_first(sending)
         except Fenced:
-            self._observers.event("reply.lost", thread=partition.thread, tenant=partition.tenant)
+            self._observers.thread_event("reply.lost", partition)
         return True
 
     async def _deliver_first(self, sending: Sending) -> Sending | None:
@@ -227,6 +226,7 @@ class Delivery:
         """Send a reply and return the outcome."""
         reply = sending.reply
         is_last = reply.attempts >= channel.attempts
+        unsent = DEAD if is_last else READY
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
@@ -237,13 +237,13 @@ class Delivery:
             if error.retry_after is not None:
                 again = await self._add_to_now(error.retry_after)
                 return DeliveryOutcome(READY, error=shorten_error(error), again_at=again, counts=-1)
-            return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
+            return DeliveryOutcome(unsent, error=shorten_error(error))
         except Exception as error:
             if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
                 return DeliveryOutcome(UNKNOWN, error=shorten_error(error))
             if channel.in_doubt == "reconcile":
                 return DeliveryOutcome(SENDING, error=shorten_error(error))
-            return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
+            return DeliveryOutcome(unsent, error=shorten_error(error))
 
 
 def _divide(split: Callable[[Any], Sequence[Any]], reply: Any) -> Sequence[Any]:
@@ -257,10 +257,9 @@ def _divide(split: Callable[[Any], Sequence[Any]], reply: Any) -> Sequence[Any]:
 def _decide_failed_question(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
     """Return the outcome if the question whether the provider has a reply failed: ask again, or after the
     last attempt hold the reply for a person."""
+    state = SENDING
     if reply.attempts >= channel.attempts:
         state = UNKNOWN
-    else:
-        state = SENDING
     return DeliveryOutcome(state, error=shorten_error(error), counts=1)
 
 

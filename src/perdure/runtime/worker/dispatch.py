@@ -62,13 +62,14 @@ class Dispatch:
         self._clock = context.clock
         self._observers = context.observers
         self._notifications = context.notifications
+        self._works = context.works
         self._backlog = Backlog(context.database, context.tenant, context.settings.poll)
         self._credentials = CredentialReports(context.database, context.observers)
         self._reported: dict[Reason, int] = {}
         self._logged: dict[Reason, tuple[float, int]] = {}
         self._work: Mapping[str, Serve] = {}
         self._waits_for_calls = False
-        self._serving: dict[Due, asyncio.Task[None]] = {}
+        self._serving: dict[Due, asyncio.Task[Any]] = {}
         self._to_serve_again: set[Due] = set()
         """Queues that became due while they were served."""
         self._reserved: set[Due] = set()
@@ -172,7 +173,7 @@ class Dispatch:
         serving: asyncio.Task[bool | Foreign | Limited | None] = asyncio.ensure_future(
             self._work[due[1]](due[0])
         )
-        mark = self._serving[due] = asyncio.create_task(_wait_for_end(serving))
+        mark = self._serving[due] = asyncio.create_task(asyncio.wait([serving]))
         try:
             await asyncio.wait([serving], timeout=within)
             if not serving.done():
@@ -208,6 +209,14 @@ class Dispatch:
         else:
             self.serve_later(due, delay)
 
+    def schedule_anywhere(self, partition: Partition, lane: Lane, now: int) -> None:
+        """Schedule a queue as ``schedule`` does. If this process leaves the work to others, notify them at
+        that time."""
+        if self._works:
+            self.schedule(partition, lane, now)
+        elif lane.due_at is not None and lane.owner is None:
+            self._notifications.notify_due(partition, (lane.due_at - now) / 1_000_000)
+
     def serve_later(self, due: Due, delay: float) -> None:
         """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
         if self.is_stopping or self._waits_for_calls:
@@ -223,10 +232,6 @@ class Dispatch:
     def is_served(self, due: Due) -> bool:
         """Return True if this process serves a queue now."""
         return due in self._serving
-
-    def serves(self, partition: Partition) -> bool:
-        """Return True if this process works on a thread's inbox now."""
-        return (partition, IN) in self._serving
 
     def will_serve(self, partition: Partition) -> bool:
         """Return True if this process works on a thread's inbox, or will once it has a slot. Those who wait
@@ -343,13 +348,10 @@ class Dispatch:
         return any((thread, name) in self._serving for thread in threads for name in self._work)
 
     def _has_slot(self, due: Due) -> bool:
-        if self._free_slots > 0 and self._may_run_another(due[0].tenant):
+        most = self._settings.per_tenant
+        if self._free_slots > 0 and (most is None or self._count_running()[due[0].tenant] < most):
             return True
         return any(due[0] in threads and not self._is_shared(threads) for threads in self._awaited.values())
-
-    def _may_run_another(self, tenant: str) -> bool:
-        most = self._settings.per_tenant
-        return most is None or self._count_running()[tenant] < most
 
     @property
     def _free_slots(self) -> int:
@@ -495,16 +497,10 @@ class Dispatch:
             self._backlog.postpone(due, time(), failed=True)
         except Exception as error:
             # Other queues are served on; this one is retried with backoff.
-            self._observers.event(
-                "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
-            )
+            self._observers.thread_event("worker.error", partition, error=type(error).__name__)
             self._backlog.postpone(due, time(), Failing(name, type(error).__name__), failed=True)
         else:
             if was_useful:
                 self._backlog.note_served(due)
             else:
                 self._backlog.postpone(due, time(), None if isinstance(more, bool) else more)
-
-
-async def _wait_for_end(task: asyncio.Future[Any]) -> None:
-    await asyncio.wait([task])

@@ -13,6 +13,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import NODE, TRACEBACK
 from perdure.model.runs.waits import WAITS
 from perdure.runtime.events.publisher import Ended, EventBuffer
+from perdure.runtime.notifications import STORED
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import Leases
@@ -57,7 +58,7 @@ class RunBuffers:
             first=first,
             stored=is_stored,
             changed=context.subscriptions.wake,
-            announce=context.notifications.notify_stored,
+            announce=partial(context.notifications.notify, STORED),
             is_leased=partial(self._leases.is_confirmed, held),
         )
         self._buffers[held.run.id] = buffer

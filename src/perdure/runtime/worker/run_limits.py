@@ -130,15 +130,13 @@ class RunLimits:
             claim = await next_claim(partition)
             try:
                 planned = await self._database.arun(claim.plan(inbox))
-                turn = None
-                if isinstance(planned, PlannedClaim):
-                    turn = self._find_turn(planned)
+                if not isinstance(planned, PlannedClaim):
+                    self.drop(partition)
+                    return planned, None
+                turn = self._find_turn(planned)
             except BaseException:
                 self.drop(partition)
                 raise
-            if not isinstance(planned, PlannedClaim):
-                self.drop(partition)
-                return planned, None
             if isinstance(turn, Limited):
                 return turn, None
             held = None
@@ -155,7 +153,6 @@ class RunLimits:
     def _find_turn(self, planned: PlannedClaim) -> CallTurn | Limited | None:
         """Return the turn of a run that is about to be claimed, ``None`` if it needs none."""
         held = planned.held
-        options = held.messages[0].options
         subject = _subject(held.partition, held.messages[0])
         keys = [] if planned.is_to_end else self._list_keys(subject)
         waiting = self._waiting.get(held.partition)
@@ -170,10 +167,9 @@ class RunLimits:
             return None
         if waiting is None and not self._is_full(subject):
             # A run that was claimed before is not counted again.
+            counted = [name for name, *_ in keys]
             if planned.is_new:
-                counted = options.get(COUNTED, ())
-            else:
-                counted = [name for name, *_ in keys]
+                counted = held.messages[0].options.get(COUNTED, ())
             self._wait(held.partition, keys, CallTurn(keys, counted=counted))
         return Limited(keys[0][0])
 

@@ -41,6 +41,7 @@ from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
+from perdure.runtime.notifications import ENDED
 from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import SaverReports
@@ -282,7 +283,10 @@ class Runner:
         prices = settings.prices.override(agent.prices)
         steering = Steering(self._database, agent, held, settings.max_batch, is_sync=durability == "sync")
         stored = StoredCheckpoints() if durability == "async" else None
-        journal = EffectJournal.of(self._database, held, stored, self.leases.check(held))
+        lease = self.leases.check(held)
+        journal = EffectJournal(
+            self._database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease
+        )
         self._waits[held.run.id] = journal.waits
         task = asyncio.create_task(
             attempt(
@@ -353,7 +357,7 @@ class Runner:
             self._queues.forget(held.partition)
         if not task.done():
             self._emit("run.not_heeded", held)
-        unformatted: Exception | None = None
+        failure: BaseException | None = None
         is_stopped = working.steering.control.is_stopped
         if not is_stopped and not task.cancelled() and task.exception() is None:
             # It finished before it was stopped. A result in spite of the cancellation does not count.
@@ -361,7 +365,7 @@ class Runner:
                 ending = self._format_ending(held, task.result())
             except Exception as error:
                 # The channel's functions are the application's, as the graph is: the attempt has failed.
-                unformatted = error
+                failure = error
             else:
                 try:
                     return await self._finish(held, ending)
@@ -380,7 +384,6 @@ class Runner:
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stop(held, how)
-        failure: BaseException | None = unformatted
         if failure is None and task.done() and not task.cancelled():
             failure = task.exception()
         if isinstance(failure, Fenced):
@@ -478,7 +481,7 @@ class Runner:
         """Notify those who wait for the run's end in this process."""
         run = replace(held.run, state=ending.state, note=held.run.with_version(ending.note))
         self._latest_ended[held.partition] = (run, tuple(message.id for message in held.messages))
-        self._notifications.notify_ended(held.partition)
+        self._notifications.notify(ENDED, held.partition)
 
     async def _stop(self, held: HeldRun, how: str) -> bool:
         """End a run that was asked to stop; a rollback removes what it stored."""
@@ -519,8 +522,7 @@ class Runner:
     async def _give_up(self, held: HeldRun, why: Mapping[str, Any], unfit: UnfitAnswer | None = None) -> bool:
         """End a run that has failed, with the agent's apology, or with what is wrong with its answer."""
         options = Options.read_if_readable(held.messages[0].options)
-        policy = None if options is None else options.on_failure
-        is_whole = (policy or self._settings.on_failure) == "rollback"
+        is_whole = (options.on_failure or self._settings.on_failure) == "rollback"
         held, kept = await self._roll_back(held, is_whole)
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from perdure.model.program import ask
 from perdure.model.records import LANE, Partition
 from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, LIMITS, OUT, WAITS, Lane
 from perdure.runtime.runtime_context import RuntimeContext
+from perdure.runtime.tickets import make_id
 from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.cron_service import CronService
 from perdure.runtime.worker.delivery import Channel, Delivery
@@ -85,12 +85,21 @@ class Worker:
             waits_for_calls=waits_for_calls,
         )
 
+    @property
+    def _budget(self) -> Budget:
+        most = self._database.limits
+        return Budget(most.ops, most.bytes)
+
+    async def _read_inbox(self, partition: Partition) -> tuple[Lane, int]:
+        """Return the record of a thread's inbox, and the time."""
+        now = await self._context.clock.now()
+        (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
+        return Lane.read(IN, found), now
+
     async def watch(self, partition: Partition) -> None:
         """Serve a thread's inbox when it is due, even if that is not before the lease of another process
         ends."""
-        now = await self._context.clock.now()
-        (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
-        lane = Lane.read(IN, found)
+        lane, now = await self._read_inbox(partition)
         if lane.lease_until is not None:
             # A timer may fire a little early, and nothing would look again.
             lane = lane._replace(lease_until=lane.lease_until + _MARGIN_US)
@@ -107,9 +116,7 @@ class Worker:
         while True:
             wait = _MARGIN_US
             try:
-                now = await self._context.clock.now()
-                (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
-                lane = Lane.read(IN, found)
+                lane, now = await self._read_inbox(partition)
                 if lane.run_id is None or lane.stop is None:
                     return
                 if lane.is_due(now):
@@ -117,12 +124,7 @@ class Worker:
                 elif lane.due_at is not None:
                     wait += lane.due_at - now
             except (Unavailable, Conflict) as error:
-                self._context.observers.event(
-                    "worker.error",
-                    tenant=partition.tenant,
-                    thread=partition.thread,
-                    error=type(error).__name__,
-                )
+                self._context.observers.thread_event("worker.error", partition, error=type(error).__name__)
                 wait = _AGAIN_US
             await asyncio.sleep(wait / 1_000_000)
 
@@ -221,15 +223,11 @@ class Worker:
     async def _bring(self, partition: Partition) -> bool:
         """Move scheduled messages that are due into the inbox. Return True if there are more."""
         now = await self._context.clock.now()
-        most = self._database.limits
-        budget = Budget(most.ops, most.bytes)
         brought = await self._database.arun(
-            scheduled.bring(partition, now, budget, self._database.draw_version())
+            scheduled.bring(partition, now, self._budget, self._database.draw_version())
         )
         for name in brought.unreadable:
-            self._context.observers.event(
-                "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
-            )
+            self._context.observers.thread_event("message.unreadable", partition, message=name)
         self._context.queues.forget(partition)
         self.dispatch.serve_soon((partition, IN))
         return brought.has_more
@@ -237,31 +235,30 @@ class Worker:
     async def _wake(self, partition: Partition) -> bool | None:
         """Do what is due for a thread's waits: answer what has expired, bring a signal that came early, send
         reminders. Return True if there may be more, ``None`` if nothing was due."""
-        context, most = self._context, self._database.limits
+        context, emit = self._context, self._context.observers.thread_event
         wake = waits.Wake(
             partition,
             await context.clock.now(),
             round(context.settings.keep_events * 1_000_000),
             self._database.draw_version(),
-            Budget(most.ops, most.bytes),
-            lambda: str(uuid.uuid4()),
+            self._budget,
+            make_id,
             functools.partial(self.runner.graphs.read_asked, partition),
         )
         woken = await self._database.arun(wake.run())
-        where = {"tenant": partition.tenant, "thread": partition.thread}
         if woken.message is not None:
-            about = {**where, "message": woken.message.id, "graph": woken.message.graph}
+            about = {"message": woken.message.id, "graph": woken.message.graph}
             if woken.signal is None:
-                context.observers.event("wait.expired", **about, waits=woken.expired)
+                emit("wait.expired", partition, **about, waits=woken.expired)
             else:
-                context.observers.event("signal.delivered", **about, signal=woken.signal)
+                emit("signal.delivered", partition, **about, signal=woken.signal)
             context.queues.forget(partition)
             context.subscriptions.wake(partition)
             self.dispatch.serve_soon((partition, IN))
         for name in woken.unfit:
-            context.observers.event("signal.too_large", **where, signal=name)
+            emit("signal.too_large", partition, signal=name)
         if woken.reminded:
-            context.observers.event("question.reminded", **where, questions=woken.reminded)
+            emit("question.reminded", partition, questions=woken.reminded)
             context.subscriptions.wake(partition)
         if woken.has_replies:
             self.dispatch.serve_soon((partition, OUT))
@@ -275,10 +272,8 @@ class Worker:
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""
         keep = round(self._context.settings.keep_events * 1_000_000)
-        most = self._database.limits
         now = await self._context.clock.now()
-        program = events.forget(partition, now, keep, Budget(most.ops, most.bytes))
-        return await self._database.arun(program)
+        return await self._database.arun(events.forget(partition, now, keep, self._budget))
 
     async def _forget_limit(self, partition: Partition) -> bool:
         """Remove the state of a limit's key that is not used any more. Return True if there is more to do."""

@@ -66,8 +66,7 @@ def split_task_id(task_id: str) -> tuple[str, str]:
 
 def protocol_of(standing: Standing) -> Mapping[str, Any]:
     """Return A2A's own data of a run; empty if the run was not created through A2A."""
-    options = Options.read_if_readable(standing.message.options) or Options()
-    stored: Mapping[str, Any] = options.about.get(PROTOCOL) or {}
+    stored: Mapping[str, Any] = Options.read_if_readable(standing.message.options).about.get(PROTOCOL) or {}
     if stored.get("name") == A2A:
         return stored
     return {}

@@ -93,9 +93,9 @@ async def last_of(graph: Graph, thread_id: str, run_id: str) -> StateSnapshot | 
 
 def start_of(standing: Standing | None) -> str | None:
     """Return the id of the checkpoint from which a run was to start, ``None`` for the thread's latest."""
-    if standing is None or (options := Options.read_if_readable(standing.message.options)) is None:
+    if standing is None:
         return None
-    return options.checkpoint_id
+    return Options.read_if_readable(standing.message.options).checkpoint_id
 
 
 async def _read_start(graph: Graph, thread_id: str, standing: Standing | None) -> StateSnapshot | None:

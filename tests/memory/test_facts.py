@@ -1,4 +1,4 @@
-"""A fact that is to be remembered."""
+"""Facts as they are stored, and those that are to be remembered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.memory.new_fact import NewFact
+from perdure.memory.facts import NewFact
 
 
 def test_one_id_is_no_list_of_its_letters() -> None:

@@ -78,7 +78,7 @@ def receive(world: World, act: Callable[[Receiver], Awaitable[Received]]) -> Any
         database = make_database(world.driver, tenant=world.tenant)
         given: Any = {"channels": bot.channels, "settings": settings(), "observers": [], "works": False}
         async with Runtime(database, GRAPH, **given) as runtime:
-            received = await act(Receiver(runtime, bot.name, OPTIONS, bot.position))
+            received = await act(Receiver(runtime, bot.name, OPTIONS, bot.position, bot._locks))
         return received.notice, received.is_duplicate, received.decided
 
     return apart(main())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Callable
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import pytest
 from langgraph.func import entrypoint, task
@@ -267,7 +267,7 @@ def test_an_attempt_after_a_subgraph_has_gone_on_gives_its_answer_to_no_other_qu
     async def main() -> None:
         graph = in_a_row(first, fail, after)
         for _ in range(depth):
-            graph = in_a_row(graph.compile())
+            graph = in_a_row(cast(Any, graph.compile()))
         async with working(near.database(), graph.compile()) as runtime:
             await begin(runtime)
             run = await runtime.wait(await runtime.answer("ada", "one"), 30)

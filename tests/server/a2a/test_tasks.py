@@ -27,6 +27,7 @@ from perdure.model.records import Partition
 from perdure.runtime import Options, Run, Runtime, Standing, ask
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server.a2a import tasks
+from perdure.server.responses import run_id_of
 from tests.server.hosting import run, serving
 from tests.server.talking import talking, text_of
 
@@ -180,7 +181,7 @@ async def test_a_task_is_read_without_what_came_long_after_it(tmp_path: Path) ->
         counting: Any = _Counting(runtime)
         found = await tasks.find(counting, "ada", begun.id)
         assert found is not None
-        assert ([tasks.run_id_of(one) for one in found.standings], found.is_superseded) == (
+        assert ([run_id_of(one) for one in found.standings], found.is_superseded) == (
             [begun.id, asked.id],
             True,
         )

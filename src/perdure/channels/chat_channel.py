@@ -41,6 +41,7 @@ class FindsReplies(Protocol):
 
     async def find(self, thread_id: str, reply: Reply) -> str | None:
         """Return the provider's id of a reply, ``None`` if it does not have the reply."""
+        ...
 
 
 class ChatChannel(ABC):

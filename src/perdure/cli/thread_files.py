@@ -45,12 +45,11 @@ def files(
         if path is None:
             database.show(thread_id, checkpoint, namespace)
             listed = _list_files(database, partition, namespace, checkpoint)
-        else:
-            text = _read_file(database, partition, namespace, checkpoint, path)
-    if path is None:
-        table = new_table("path", "bytes", "changed")
-        print_table(listed, as_json, table, _make_row, "the state of this thread has no files")
-    elif as_json:
+            table = new_table("path", "bytes", "changed")
+            print_table(listed, as_json, table, _make_row, "the state of this thread has no files")
+            return
+        text = _read_file(database, partition, namespace, checkpoint, path)
+    if as_json:
         print_json({"thread_id": thread_id, "path": path, "text": text})
     else:
         sys.stdout.write(make_legible(text, keep="\n\t") + "\n")

@@ -192,7 +192,8 @@ def window(
     covered = None
     if summary is not None:
         system_messages = [message for message in system_messages if message.id != SUMMARY_ID]
-        summaries, covered = [summary.message()], summary.covers
+        summaries.append(summary.message())
+        covered = summary.covers
     instructions = [*system_messages, *_make_prompt(system)]
     fixed = TokensByPart(
         system=sum(counter([message]) for message in instructions),

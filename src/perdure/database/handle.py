@@ -46,6 +46,7 @@ class Closeable(Protocol):
 
     def close(self) -> None:
         """End its use; repeatable."""
+        ...
 
 
 class DatabaseHandle:

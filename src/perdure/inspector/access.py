@@ -81,38 +81,48 @@ class Access(Protocol):
     @property
     def all_tenants(self) -> bool:
         """True if the viewer may see the threads of every tenant."""
+        ...
 
     def require_all_tenants(self) -> None:
         """Raise ``NotAllowed`` unless the viewer may see the threads of every tenant."""
+        ...
 
     def of_tenant(self, tenant: str) -> Access:
         """Return the viewer's rights to the threads of a tenant; ``NotFound`` if there are none."""
+        ...
 
     @property
     def url(self) -> str | None:
         """URL of the database, to read the schema version; ``None`` if the viewer may not know the
         version."""
+        ...
 
     @property
     def runtime(self) -> TenantRuntime | None:
         """Runtime for actions; ``None`` if nothing can be changed here."""
+        ...
 
     @property
     def who(self) -> str:
         """Name of the viewer in the audit log."""
+        ...
 
     def open_graph(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to edit a thread's state; without a name the only graph."""
+        ...
 
     def open_to_draw(self, name: str | None, thread_id: str) -> AbstractAsyncContextManager[Graph]:
         """Open a graph to draw it; without a name the only one. Raise if the viewer may not see it."""
+        ...
 
     @property
     def prices(self) -> Prices:
         """Prices of models."""
+        ...
 
     async def start(self, thread_id: str, start: RunStart) -> str:
         """Accept a run and return its id."""
+        ...
 
     @property
     def replay_graphs(self) -> ReplayGraphs: ...
@@ -121,27 +131,34 @@ class Access(Protocol):
         self, graphs: Sequence[str], thread_id: str
     ) -> AbstractAsyncContextManager[ReplaySource]:
         """Open graphs to replay a thread; raise if the viewer may not run them."""
+        ...
 
     async def permissions(self) -> frozenset[str]:
         """Return the permissions whose actions are offered; each action checks its permission again."""
+        ...
 
     async def authorize_listing(self) -> Sees | None:
         """Return a predicate for the threads that the viewer may list, ``None`` for all threads; raise if the
         viewer may list none."""
+        ...
 
     async def find_thread(self, thread_id: str) -> ThreadRow:
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
+        ...
 
     @property
     def agents(self) -> Iterable[Agent]:
         """The graphs that run here, whose memories of a user are removed with the user."""
+        ...
 
     async def authorize_user_data(self, right: DataRight, names: UserDataNames) -> None:
         """Raise unless the viewer may read, or delete, a user's data other than threads."""
+        ...
 
     async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
         thread that the action needs."""
+        ...
 
 
 class LocalReplays(NamedTuple):

@@ -86,6 +86,7 @@ class Observer(Protocol):
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """Take note of what happened."""
+        ...
 
     def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]:
         """Return a context that surrounds work that takes time; by default one that does nothing."""

@@ -195,8 +195,7 @@ def _summarise(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             key=_by_runs,
         ),
         "models": sorted(
-            ({"model": name or None, **_sum_usage(each)} for name, each in models.items()),
-            key=lambda each: -int(each["calls"]),
+            (_sum_model(*each) for each in models.items()), key=lambda each: -int(each["calls"])
         ),
     }
 
@@ -262,6 +261,10 @@ def _sum_by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str],
                 for name in ("runs", "failed"):
                     entry[name] += by_version[name]
     return entries
+
+
+def _sum_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"model": name or None, **_sum_usage(entries)}
 
 
 def _sum_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class Gate(Protocol):
 
     async def authenticate(self, request: HTTPConnection) -> User:
         """Return the user of a request. ``Refusal`` if it cannot be determined or has no access."""
+        ...
 
     async def authorize(self, user: User, resource: str, action: str, value: _Fields) -> Filter | None:
         """Authorise an action, and return the filter of the objects that it may touch.
@@ -117,6 +118,7 @@ class Gate(Protocol):
         Raises:
             Refusal: the user may not do this at all.
         """
+        ...
 
 
 class OpenGate:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
+from typing import Any
 
 import psycopg
 
@@ -167,7 +168,8 @@ def _add_vectors(connection: psycopg.Connection, settings: PostgresUrl) -> None:
 
 def _read_extension(connection: psycopg.Connection, settings: PostgresUrl) -> Extension:
     row = connection.execute(vector_table.STATE, vector_table.names(settings.schema)).fetchone()
-    extension = Extension(*(row or ("", False, False, False, False)))
+    found: tuple[Any, ...] = row or ("", False, False, False, False)
+    extension = Extension(*found)
     if extension.home and not extension.has_parts:
         may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (extension.home,)).fetchone()
         if may_use != (True,):

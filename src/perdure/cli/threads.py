@@ -281,13 +281,13 @@ def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
         text = inner["content"]
         if not isinstance(text, str):
             text = json_text(text)
-        line = f"\n[bold]{escape(quote_id(str(inner['type'])))}[/]"
+        line = typer.style(f"\n{quote_id(str(inner['type']))}", bold=True)
         if node := authors.get(str(inner.get("id"))):
-            line += f" by {escape(quote_id(node))}"
-        out.print(line)
+            line += f" by {quote_id(node)}"
+        typer.echo(line)
         if text:
-            out.print(escape(make_legible(text, keep="\n\t")))
+            typer.echo(make_legible(text, keep="\n\t"))
         for call in inner.get("tool_calls") or ():
             arguments = make_legible(json_text(call.get("args"), ascii_only=False))
             name = quote_id(str(call.get("name")))
-            say(f"calls {name} with {arguments}")
+            typer.echo(f"calls {name} with {arguments}")

@@ -33,13 +33,12 @@ def context_of(thread_id: str) -> str:
 
 async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     """Return the thread that an agent has in a context, or would begin."""
-    own = own_thread_of(assistant_id, context_id)
-    if OF_AGENT.fullmatch(context_id) is not None:
-        return own
+    if await _has_own(caller, assistant_id, context_id):
+        return own_thread_of(assistant_id, context_id)
     row = await caller.threads.find(context_id)
-    if row is not None and has_run(row):
-        return own if was_run_by_other_agent(row, assistant_id) else context_id
-    return context_id if await caller.threads.find(own) is None else own
+    if row is not None and has_run(row) and was_run_by_other_agent(row, assistant_id):
+        return own_thread_of(assistant_id, context_id)
+    return context_id
 
 
 async def submit_in(
@@ -55,8 +54,19 @@ async def submit_in(
         submit: submits a run on a thread; raises ``OtherAgent`` if it is another agent's and the user may
             run on it, and another error if the user may not.
     """
-    try:
-        return await submit(thread_id_of(await thread_of(caller, assistant_id, context_id)))
-    except OtherAgent:
-        # Another agent's first message in this context came meanwhile.
-        return await submit(thread_id_of(own_thread_of(assistant_id, context_id)))
+    if not await _has_own(caller, assistant_id, context_id):
+        try:
+            return await submit(thread_id_of(context_id))
+        except OtherAgent:
+            pass
+    return await submit(thread_id_of(own_thread_of(assistant_id, context_id)))
+
+
+async def _has_own(caller: Caller, assistant_id: str, context_id: str) -> bool:
+    """Return True if an agent's thread in a context is one of its own, not the context's."""
+    if OF_AGENT.fullmatch(context_id) is not None:
+        return True
+    row = await caller.threads.find(context_id)
+    if row is not None and has_run(row) and not was_run_by_other_agent(row, assistant_id):
+        return False
+    return await caller.threads.find(own_thread_of(assistant_id, context_id)) is not None

@@ -18,11 +18,12 @@ from perdure.errors import Unavailable
 from perdure.model.records import DEDUPE, EFFECT, INBOX, RUN, Partition
 from perdure.model.runs.messages import DONE, FAILED, WAITING
 from perdure.runtime import Runtime, effect, effects, sleep
+from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import at as place
 from perdure.testing.conformance.backend import put
 from perdure.testing.faults import ALL, Fault, FaultyDriver, fail
 from tests.backends import BACKENDS
-from tests.engine.transfer.test_transfer import assert_sound, database, in_memory, opened, rows
+from tests.engine.transfer.test_transfer import Narrow, assert_sound, database, in_memory, opened, rows
 from tests.runtime.graphs import advance, eventually_stored, go, settings
 from tests.runtime.nodes.test_waiting import HOUR, Noted, chain
 
@@ -151,24 +152,30 @@ def test_no_effect_is_left_of_a_move_that_was_cut_short_and_given_up() -> None:
     assert seen
 
 
-def test_the_messages_of_a_run_are_the_same_for_those_who_send_them_again() -> None:
+@pytest.mark.parametrize(("ops", "known"), [(1000, 12), (30, 5)])
+def test_the_messages_of_a_run_are_the_same_for_those_who_send_them_again(ops: int, known: int) -> None:
     def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(interrupt("sure?"))]}
 
     graph = StateGraph(MessagesState).add_node(ask).add_edge(START, "ask").compile()
-    source, target = in_memory(), in_memory()
+    source, target = in_memory(), in_memory(wrap=lambda each: Narrow(each, CommitLimits(ops, 1 << 20)))
 
     async def send(db: perdure.SyncDatabase) -> list[bool]:
         async with Runtime(db, graph, settings=ONCE) as runtime:
             sent = [
-                await runtime.accept("t", str(n), dedupe_key=f"k{n}", debounce=0.3, max_wait=5)
-                for n in range(3)
+                await runtime.accept("t", str(n), dedupe_key=f"k{n}", debounce=0.5, max_wait=5)
+                for n in range(12)
             ]
             await runtime.wait(sent[0])
             return [ticket.is_duplicate for ticket in sent]
 
-    assert go(send(source)) == [False] * 3
+    assert go(send(source)) == [False] * 12
     admin.move(source, HERE, target)
-    assert go(send(target)) == [True] * 3
     assert len(rows(target, HERE, RUN)) == 1
+    assert len(rows(target, HERE, DEDUPE)) == known
     assert_sound(target)
+    # What one commit does not hold is left out, the oldest first, except the first one.
+    are_known = go(send(target))
+    assert are_known[0]
+    assert are_known[-1]
+    assert all(are_known) == (ops == 1000)

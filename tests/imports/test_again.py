@@ -170,3 +170,22 @@ def test_a_run_that_was_taken_back_at_the_target_does_not_come_again(
     assert imported(tmp_path, db).state == "unchanged"
     assert contents(db) == before
     assert handle_of(db).tenant == ""
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_thread_that_was_begun_anew_at_the_source_is_named_as_that(
+    goes_on: bool, tmp_path: Path, stock: SqliteSaver, db: perdure.SyncDatabase
+) -> None:
+    graphs.chain(stock).invoke({"said": ["first"]}, threads.config("ada"))
+    assert imported(tmp_path, db).state == "imported"
+    if goes_on:
+        graphs.chain(db.checkpointer()).invoke({"said": ["here"]}, threads.config("ada"))
+    stock.delete_thread("ada")
+    graphs.chain(stock).invoke({"said": ["second life"]}, threads.config("ada"))
+    before = contents(db)
+    report = imported(tmp_path, db)
+    assert (report.state, "deleted there and begun anew" in report.why) == ("skipped", not goes_on)
+    assert ("went on at the target" in report.why) == goes_on
+    assert contents(db) == before
+    db.checkpointer().delete_thread("ada")
+    assert imported(tmp_path, db).state == "imported"

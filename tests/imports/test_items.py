@@ -154,3 +154,16 @@ def test_rows_are_read_in_both_spellings_of_time() -> None:
     assert (typed.ttl, typed.expires_at) == (180_000_000, typed.updated_at + 180_000_000)
     with pytest.raises(Corrupt, match="not a JSON object"):
         item_of("a", "k", "[1]", at, at, None, None)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_only_the_target_has_is_counted_and_stays(dry_run: bool) -> None:
+    with perdure.connect_sync("memory://") as db:
+        for namespace, key in ((("u",), "gone"), (("u",), "both"), (("other",), "gone")):
+            db.store().put(namespace, key, {"n": 1})
+        db.store().put(("u",), "short", {"n": 1}, ttl=1e-6)
+        time.sleep(0.001)
+        items = [SourceItem(("u",), key, {"n": 1}, 1, 1) for key in ("both", "new")]
+        counts = imported(db, items, dry_run=dry_run)
+        assert (counts.written, counts.unchanged, counts.kept) == (1, 1, 2)
+        assert db.store().get(("u",), "gone") is not None

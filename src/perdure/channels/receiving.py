@@ -34,7 +34,8 @@ from perdure.runtime.agents.run_user import USER
 _PAGE_SIZE = 100
 """Number of the newest messages, or replies, that are read at once."""
 _PAGES = 10
-"""Number of pages of messages in which the earlier versions of an edited message are searched."""
+"""Number of pages of messages in which the earlier versions of an edited message are searched, and of replies
+in which a question is."""
 _SETTLING_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses before the state of a question that is just being sent is read again."""
 _EDITED = "(edited) "
@@ -343,11 +344,22 @@ class Receiver:
         return question_position is None or question_position < position
 
     async def _find_reply(self, asked: _Question) -> Reply | None:
-        """Return the reply that asks a question, ``None`` if it is not among the newest replies."""
-        for reply in await self._runtime.replies(asked.thread_id, limit=_PAGE_SIZE):
-            if questions.interrupt_of(reply.payload) == asked.interrupt_id:
-                return reply
+        """Return the newest reply that asks a question, ``None`` if there is none."""
+        async for reply in self._read_question_replies(asked):
+            return reply
         return None
+
+    async def _read_question_replies(self, asked: _Question) -> AsyncIterator[Reply]:
+        """Yield the replies that ask a question, newest first."""
+        before = None
+        for _ in range(_PAGES):
+            page = await self._runtime.replies(asked.thread_id, limit=_PAGE_SIZE, before=before)
+            for reply in page:
+                if questions.interrupt_of(reply.payload) == asked.interrupt_id:
+                    yield reply
+            if len(page) < _PAGE_SIZE:
+                return
+            before = page[-1].seq
 
     async def _find_question(
         self, thread_id: str, sessions: SessionList, interrupt_id: str | None = None
@@ -379,11 +391,11 @@ class Receiver:
         question = await self._find_question(thread_id, sessions, interrupt_id)
         if question is None or not press.question:
             return question
-        replies = await self._runtime.replies(thread_id, limit=_PAGE_SIZE)
-        question_replies = [each for each in replies if questions.interrupt_of(each.payload) == interrupt_id]
-        pressed = [each.payload for each in question_replies if each.provider_id == press.question]
-        if pressed and pressed[0] != question_replies[0].payload:
-            return None
+        newest: Reply | None = None
+        async for reply in self._read_question_replies(question):
+            newest = newest or reply
+            if reply.provider_id == press.question:
+                return question if reply.payload == newest.payload else None
         return question
 
     async def _answer_question(

@@ -7,7 +7,7 @@ be stopped at any point and run again, and run again later for newer data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.threads import packing
 from perdure.engine.threads.thread_state import HeadView
 from perdure.engine.transfer import importing
@@ -24,7 +25,7 @@ from perdure.engine.transfer.importing import Arrival, CheckpointKey, StoredThre
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
-from perdure.imports.order import find_missing, find_pruned, find_unfinished, make_extent
+from perdure.imports.order import find_missing, find_pruned, find_unfinished, is_begun_anew, make_extent
 from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
@@ -56,13 +57,15 @@ class ThreadReport:
 
 @dataclass(slots=True)
 class ImportCounts:
-    """Sum of the results of threads."""
+    """Sum of the results of threads, and the threads of an earlier import that the source does not have any
+    more."""
 
     states: Counter[str] = field(default_factory=Counter)
     checkpoints: int = 0
     writes: int = 0
     verified: int = 0
     skipped: list[ThreadReport] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
 
     def add(self, report: ThreadReport) -> None:
         """Add the result for one thread."""
@@ -113,6 +116,13 @@ class Importer:
         except DAMAGED:
             return True
         return bool(outline.checkpoints or outline.writes)
+
+    def find_removed(self, threads: Collection[str]) -> list[str]:
+        """Return the threads at the target that came by an import and are not among these, all threads of the
+        source."""
+        partitions = self._db.run(list_all_partitions(self._options.tenant))
+        others = [each for each in partitions if each.thread not in threads]
+        return [each.thread for each in others if self._db.run(importing.was_imported(each))]
 
     def import_thread(self, thread: str) -> ThreadReport:
         """Import one thread, or the part of it that is newer than its last import.
@@ -293,16 +303,24 @@ class _Plan:
         return "imported"
 
     def refuse_diverged(self) -> None:
-        """Raise ``Conflict`` if the thread's latest checkpoint at the target is not one of the source's."""
+        """Raise ``Conflict`` if the thread's latest checkpoint at the target is not one of the source's: the
+        thread went on there, or was begun anew at the source."""
         head = self.found.view.head
         is_of_source = head is None or any(
             e.namespace == "" and e.id == head.checkpoint_id for e in self.outline.checkpoints
         )
-        if head is not None and not is_of_source:
+        if head is None or is_of_source:
+            return
+        if is_begun_anew(self.outline.checkpoints, head.checkpoint_id, self.found.extent):
             raise Conflict(
-                f"the thread went on at the target (its latest checkpoint there is {head.checkpoint_id}) and "
-                f"at the source ({len(self.new)} new checkpoints); what is at the target stays as it is"
+                "nothing that was imported of the thread is left at the source: it was deleted there and "
+                "begun anew, or pruned; what is at the target stays as it is. Delete it at the target, and "
+                "import it again"
             )
+        raise Conflict(
+            f"the thread went on at the target (its latest checkpoint there is {head.checkpoint_id}) and "
+            f"at the source ({len(self.new)} new checkpoints); what is at the target stays as it is"
+        )
 
     def find_unpublished(self) -> set[CheckpointKey]:
         """Return the new checkpoints, and those that an interrupted import left after the head."""

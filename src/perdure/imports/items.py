@@ -8,11 +8,12 @@ from itertools import groupby
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.transfer.importing_items import ArrivingItem, put_items
+from perdure.engine.complete_reads import list_all_partitions
+from perdure.engine.transfer.importing_items import ArrivingItem, put_items, read_keys
 from perdure.errors import PerdureError, Unavailable
 from perdure.imports.importer import ImportOptions
 from perdure.imports.source import DamagedItem, SourceItem
-from perdure.model.records import Partition
+from perdure.model.records import STORE, Partition
 from perdure.model.store_items import labels_of, partition_of
 from perdure.model.values.json_values import pack
 
@@ -22,11 +23,12 @@ _AT_ONCE = 50
 @dataclass(slots=True)
 class ItemCounts:
     """Counts of a store's items: written now; unchanged, as the target has them or newer ones; expired at the
-    source; and the reasons of those that were skipped."""
+    source; kept, as only the target has them; and the reasons of those that were skipped."""
 
     written: int = 0
     unchanged: int = 0
     expired: int = 0
+    kept: int = 0
     skipped: list[str] = field(default_factory=list)
 
 
@@ -44,6 +46,7 @@ class ItemImporter:
         self._options = options
         self._now = now
         self._budget = self._db.budget
+        self._seen: dict[Partition, set[str]] = {}
         self.counts = ItemCounts()
 
     def run(self, items: Iterable[SourceItem | DamagedItem]) -> ItemCounts:
@@ -53,7 +56,9 @@ class ItemImporter:
         for labels, group in groupby(self._skip_damaged(items), key=lambda item: item.namespace):
             partition = partition_of(self._options.tenant, labels)
             batch: list[ArrivingItem] = []
+            seen = self._seen.setdefault(partition, set())
             for item in group:
+                seen.add(item.key)
                 if item.expires_at is not None and item.expires_at <= self._now:
                     counts.expired += 1
                     continue
@@ -66,6 +71,9 @@ class ItemImporter:
                     batch = []
             if batch:
                 self._put(partition, batch)
+        for partition in self._db.run(list_all_partitions(self._options.tenant, STORE)):
+            keys = self._db.run(read_keys(partition, self._now))
+            counts.kept += len(keys.difference(self._seen.get(partition, ())))
         return counts
 
     def _skip_damaged(self, items: Iterable[SourceItem | DamagedItem]) -> Iterator[SourceItem]:

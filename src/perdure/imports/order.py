@@ -71,6 +71,18 @@ def find_unfinished(
     return {(e.namespace, e.id) for e in outline if e.id > last}.intersection(known)
 
 
+def is_begun_anew(outline: Iterable[CheckpointEntry], head_id: str, before: bytes) -> bool:
+    """Return True if the target is as it was imported, and nothing of that is left at the source.
+
+    Args:
+        outline: The thread at the source.
+        head_id: The latest checkpoint at the target.
+        before: The ``extent`` of the last finished import, empty if there was none.
+    """
+    last = _read_last_id(before)
+    return bool(before) and head_id <= last and all(entry.id > last for entry in outline)
+
+
 def _read_last_id(extent: bytes) -> str:
     return extent[_SIZE:].decode("utf-8", "surrogatepass")
 

@@ -487,9 +487,12 @@ class TenantRuntime:
         ``list_postponed``."""
         return await self._database.arun(runs.read_latest(self._partition(thread_id), limit, before))
 
-    async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:
-        """Return the newest replies of a thread, newest first, sent or not."""
-        return await self._database.arun(outbox.read_replies(self._partition(thread_id), limit))
+    async def replies(
+        self, thread_id: str, *, limit: int = 100, before: int | None = None
+    ) -> Sequence[Reply]:
+        """Return the newest replies of a thread, newest first, sent or not; those below the number ``before``
+        if it is given."""
+        return await self._database.arun(outbox.read_replies(self._partition(thread_id), limit, before))
 
     # Control
 

@@ -63,6 +63,23 @@ def test_a_file_of_the_stock_saver_is_imported_and_reported(run: Run, old: Path,
         assert db.store().get(("users", "ada"), "name").value == {"is": "Ada"}  # type: ignore[union-attr]
 
 
+def test_what_was_deleted_at_the_source_is_named(run: Run, old: Path) -> None:
+    run(*IMPORT)
+    with SqliteSaver.from_conn_string(str(old)) as saver:
+        saver.delete_thread("parked 0")
+    with SqliteStore.from_conn_string(str(old)) as store:
+        store.delete(("users", "ada"), "name")
+    code, out, err = run(*IMPORT)
+    assert code == 0
+    assert "2 threads unchanged; 1 thread only at the target" in out
+    assert "store: 0 items, 0 were there already, 0 had expired; 1 only at the target stay" in out
+    assert err == "thread 'parked 0' of an earlier import is not at this source any more; it stays as it is\n"
+    _, out, _ = run(*IMPORT, "--json")
+    named, summary = map(json.loads, out.splitlines())
+    assert named == {"thread_id": "parked 0", "only_at_target": True}
+    assert (summary["threads_only_at_target"], summary["items_only_at_target"]) == (1, 1)
+
+
 def test_threads_and_a_tenant_can_be_named(run: Run, old: Path, tmp_path: Path) -> None:
     code, out, err = run(*IMPORT, "--thread", "parked 0", "--tenant", "acme")
     assert (code, err) == (0, "")

@@ -228,3 +228,19 @@ def test_a_question_is_not_forgotten_however_long_it_waits(queue: Queue) -> None
     queue.finish(queue.held())
     queue.now += 1
     assert queue.run(queue_retention.forget(HERE, queue.now, BUDGET)) > 0
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_the_reply_that_shows_a_question_stays_while_it_waits(queue: Queue, is_waiting: bool) -> None:
+    for n, state in enumerate((DONE, WAITING)):
+        queue.accept(str(n), channel="post")
+        queue.finish(queue.held(), state, replies=("a",))
+        sending = queue.take()
+        assert sending is not None
+        queue.settle(sending, DeliveryOutcome(SENT))
+    if not is_waiting:
+        queue.accept("over")
+        queue.finish(queue.held())
+    queue.now += 100
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
+    assert [row.key for row in queue.rows(OUTBOX)] == ([(2,)] if is_waiting else [])

@@ -211,10 +211,14 @@ def _import_threads(
     for name in threads or ():
         if not importer.has(name):
             raise NotFound(f"{importer.source.name} has no thread {name!r}; nothing was imported")
+    names: set[str] = set()
     for name in dict.fromkeys(threads) if threads else importer.source.threads():
+        names.add(name)
         report = importer.import_thread(name)
         counts.add(report)
         progress.add_thread(report)
+    if not threads:
+        counts.removed = importer.find_removed(names)
 
 
 def _import_items(source: Source, database: SyncDatabase, options: ImportOptions) -> ItemCounts:
@@ -259,15 +263,19 @@ class _Result:
             print_json({"thread_id": skipped.thread, "skipped": skipped.why})
         for why in items.skipped if items else ():
             print_json({"item_skipped": why})
+        for name in counts.removed:
+            print_json({"thread_id": name, "only_at_target": True})
         states = ("imported", "extended", "unchanged", "skipped")
         print_json(
             {
                 "dry_run": self.dry_run,
                 "threads": {state: counts.states[state] for state in states},
+                "threads_only_at_target": len(counts.removed),
                 "checkpoints": counts.checkpoints,
                 "writes": counts.writes,
                 "verified": counts.verified,
                 "items": items.written if items else 0,
+                "items_only_at_target": items.kept if items else 0,
                 **(self.records.count_written() if self.records else {}),
             }
         )
@@ -276,6 +284,8 @@ class _Result:
         counts, items = self.counts, self.items
         for skipped in counts.skipped:
             warn(f"thread {skipped.thread!r} was skipped: {skipped.why}")
+        for name in counts.removed:
+            warn(f"thread {name!r} of an earlier import is not at this source any more; it stays as it is")
         for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
             warn(f"skipped: {why}")
         verb = "Would import" if self.dry_run else "Imported"
@@ -283,10 +293,11 @@ class _Result:
         if counts.verified:
             text = f"{counts.verified:,} checkpoints compared equal with {self.verifier}"
             say(text)
-        if items is not None and (items.written or items.unchanged or items.expired):
+        if items is not None and (items.written or items.unchanged or items.expired or items.kept):
+            kept = f"; {items.kept:,} only at the target stay" if items.kept else ""
             say(
                 f"store: {items.written:,} items, {items.unchanged:,} were there already, "
-                f"{items.expired:,} had expired"
+                f"{items.expired:,} had expired{kept}"
             )
         if self.records is not None:
             records = self.records
@@ -305,4 +316,6 @@ def _describe(counts: ImportCounts) -> str:
     ):
         if states[state]:
             text += f"; {format_count(states[state], 'thread')} {words}"
+    if counts.removed:
+        text += f"; {format_count(len(counts.removed), 'thread')} only at the target"
     return text

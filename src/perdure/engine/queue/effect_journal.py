@@ -7,13 +7,15 @@ the run of each result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from perdure.engine.complete_reads import PAGE, read_all
 from perdure.engine.requests import read_record
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import EFFECT, EPOCH, Key, Partition
+from perdure.model.records import EFFECT, EPOCH, RUN, Key, Partition, Record
+from perdure.model.runs.messages import DONE
 
 
 def recall(partition: Partition, run_id: str, name: str, number: int) -> Program[bytes | None]:
@@ -46,6 +48,47 @@ def recall_from(found: Mapping[Key, bytes], run_id: str, name: str, number: int)
 def make_pointer_key(name: str, number: int) -> Key:
     """Return the key of the pointer to the run that recorded an effect."""
     return ("", name, number)
+
+
+def select_repeatable(runs: Sequence[Record]) -> Sequence[Record]:
+    """Return those of a thread's runs, oldest first, whose steps a later run may repeat.
+
+    An answer, or a run that continues a failed one, repeats steps of the runs before it, back to the latest
+    run that succeeded.
+    """
+    ended_well = max((n for n, run in enumerate(runs) if run.fields["state"] == DONE), default=-1)
+    return runs[ended_well + 1 :]
+
+
+def read_repeatable_runs(partition: Partition) -> Program[Sequence[Record]]:
+    """Return the runs whose steps a later run of the thread may repeat, oldest first."""
+    runs: list[Record] = []
+    while True:
+        after = runs[0].fields["first"] if runs else None
+        page = Range(RUN, by="first", reverse=True, after=after, limit=PAGE, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (page,)))
+        runs[:0] = reversed(found)
+        repeatable = select_repeatable(runs)
+        if len(repeatable) < len(runs) or len(found) < PAGE:
+            return repeatable
+
+
+def read_results_of(partition: Partition, runs: Iterable[Record]) -> Program[dict[Key, bytes]]:
+    """Return the results that some runs recorded, by name and number."""
+    found = yield from read_all(partition, *(Range(EFFECT, run.key) for run in runs))
+    return {record.key[1:]: record.body for records in found for record in records}
+
+
+def make_puts(run_id: str, results: Mapping[Key, bytes]) -> list[Put]:
+    """Return the operations that store results, by name and number, as those of a run."""
+    return [
+        put
+        for key, body in results.items()
+        for put in (
+            Put(EFFECT, (run_id, *key), body=body),
+            Put(EFFECT, make_pointer_key(*key), body=run_id.encode()),
+        )
+    ]
 
 
 def note(

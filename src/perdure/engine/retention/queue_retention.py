@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from perdure.engine.queue.effect_journal import make_pointer_key
+from perdure.engine.queue.effect_journal import make_pointer_key, select_repeatable
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
-from perdure.model.runs.messages import DONE, OPEN, SENT, Run
+from perdure.model.runs.messages import OPEN, SENT, Run
 from perdure.model.runs.queue import IN, OUT, Lane
 
 BATCH_MAX = 64
@@ -56,7 +56,7 @@ def forget(
 
     Messages are removed with their dedupe keys, runs and journals; replies once they are sent. Messages and
     replies that wait for an answer, were given up or are in doubt stay, and so do runs whose recorded effects
-    a later run may still need.
+    a later run may still need, with the replies that show their questions.
 
     Args:
         before: in microseconds.
@@ -92,12 +92,12 @@ def _forget_page(
     parts: list[Sequence[Op]] = []
     if old:
         parts += yield from _plan_message_removals(partition, old, finished)
-    sent = _select_sent(replies, before, outbox)
+    sent = _select_sent(replies, before, outbox, needed)
     if not sent and len(replies) == _REPLIES and outbox.bound > replies[-1].key[0]:
         first = replies[-1].key[0]
         start = first + int(at * (outbox.bound - first))
         (replies,) = yield from ask(Fetch(partition, (_make_page(after=(start,)),)))
-        sent = _select_sent(replies, before, outbox)
+        sent = _select_sent(replies, before, outbox, needed)
     parts += [[Delete(OUTBOX, reply.key, reply.version)] for reply in sent]
     if not parts:
         return 0
@@ -115,28 +115,30 @@ def _make_page(after: tuple[int] | None = None) -> Range:
     return Range(OUTBOX, after=after, limit=_REPLIES, bodies=False)
 
 
-def _select_sent(replies: Sequence[Record], before: int, outbox: Lane) -> list[Record]:
-    """Return the replies that were sent, of those accepted before a time that no delivery can still need."""
+def _select_sent(
+    replies: Sequence[Record], before: int, outbox: Lane, needed: Collection[str]
+) -> list[Record]:
+    """Return the replies that were sent, of those accepted before a time that no delivery can still need, and
+    that are not of the needed runs."""
     return [
         reply
         for reply in replies
         if reply.fields["created_at"] < before
         and reply.key[0] <= outbox.bound
         and reply.fields["state"] == SENT
+        and reply.fields["run_id"] not in needed
     ]
 
 
 def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
     """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
 
-    An answer, or a run that continues a failed one, repeats steps of the runs before it, back to the latest
-    run that succeeded. If there are more runs than one page, only the run that waits for an answer is needed.
+    If there are more runs than one page, only the run that waits for an answer is needed.
     """
     is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
     if not is_busy or len(runs) == BATCH_MAX:
         return frozenset(filter(None, [inbox.waiting]))
-    ended_well = max((n for n, run in enumerate(runs) if run.fields["state"] == DONE), default=-1)
-    return frozenset(run.key[0] for run in runs[ended_well + 1 :])
+    return frozenset(run.key[0] for run in select_repeatable(runs))
 
 
 def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:

@@ -13,7 +13,19 @@ from perdure.engine.threads import transfer_claim
 from perdure.engine.transact import Budget, split_into_batches
 from perdure.model.ops import Delete, Expect, Now, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import BLOB, CHECKPOINT, CHUNK, HEAD, PACK, SEAL, TAG, WRITE, Partition
+from perdure.model.records import (
+    BLOB,
+    CHECKPOINT,
+    CHUNK,
+    EFFECT,
+    HEAD,
+    PACK,
+    RUN,
+    SEAL,
+    TAG,
+    WRITE,
+    Partition,
+)
 
 _LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK, BLOB, PACK)
 
@@ -21,11 +33,17 @@ _LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK, BLOB, PACK)
 def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]:
     """Remove the remains of an arrival at a name that the caller has claimed; return False if the claim is
     lost. Documents stay: a server may have noted a thread that has no checkpoint yet."""
-    found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in _LEFT))
+    results, runs, *found = yield from read_all(
+        partition, *(Range(kind, bodies=False) for kind in (EFFECT, RUN, *_LEFT))
+    )
     claim_checks = transfer_claim.checks(version)
     # If there is a root head, another writer has begun a thread: the checks refuse the removal then.
     checked = {op[:2] for op in claim_checks}
     leftovers = [record for records in found for record in records]
+    # A queue that is older than the arrival keeps the effects that its runs have recorded.
+    run_ids = {run.key[0] for run in runs}
+    kept = {result.key[1:] for result in results if result.key[0] in run_ids}
+    leftovers += [result for result in results if result.key[1:] not in kept]
     ops: list[Op] = [Delete(r.kind, r.key) for r in leftovers if (r.kind, r.key) not in checked]
     for batch in split_into_batches(ops, budget, reserve=len(claim_checks)):
         if not (yield from try_commit(partition, (*claim_checks, *batch))):

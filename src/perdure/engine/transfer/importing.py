@@ -105,6 +105,12 @@ class Arrival:
         return (*guards(self.partition, self.view, None), head_check)
 
 
+def was_imported(partition: Partition) -> Program[bool]:
+    """Return True if a thread came by an import."""
+    (extents,) = yield from ask(Fetch(partition, (Get(SEAL, _EXTENT),)))
+    return bool(extents)
+
+
 def begin(
     partition: Partition, found: StoredThread, added: Mapping[str, int], version: int, budget: Budget
 ) -> Program[Arrival]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perdure.engine.complete_reads import read_all
 from perdure.engine.requests import expect_unchanged, first_of, try_commit
 from perdure.engine.transact import Budget, split_into_batches
 from perdure.errors import Contention
-from perdure.model.ops import Fetch, Get, Op, Put
+from perdure.model.ops import Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Partition, Record
 from perdure.model.store_items import LAST, is_over, labels_of
@@ -68,6 +69,12 @@ def put_items(
     raise Contention(
         f"the store's namespace {labels_of(partition.thread)!r} keeps being written to; run the import again"
     )
+
+
+def read_keys(partition: Partition, now: int) -> Program[set[str]]:
+    """Return the keys of a namespace's items that have not expired."""
+    (found,) = yield from read_all(partition, Range(ITEM, bodies=False))
+    return {record.key[0] for record in found if not is_over(record, now)}
 
 
 def _is_to_replace(item: ArrivingItem, stored: Record) -> bool:

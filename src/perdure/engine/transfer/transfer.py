@@ -9,8 +9,8 @@ are not written twice. A thread that is replaced is copied within the target fir
 the replacement has arrived.
 
 Leases and queues are not transferred: the arrived thread keeps its epoch, without an open run, and a thread
-is moved only while its queue is at rest. The run whose question it waits on is transferred, too
-(``engine.transfer.transfer_waits``).
+is moved only while its queue is at rest. The run whose question it waits on is transferred, too, and so is
+one that may be continued with recorded effects (``engine.transfer.transfer_waits``).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from perdure.engine.transfer.transfer_waits import (
     give_waits_back,
     leave_or_note_arrival,
     refuse_to_wake_twice,
+    send_results,
     take_waits,
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
@@ -90,7 +91,8 @@ MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
 """The kinds that belong to a database and stay there. The queue of a thread at rest records only finished
-work, except the run that waits, and its events are of finished runs."""
+work, except the run that waits or may be continued with what belongs to it
+(``engine.transfer.waiting_runs``), and its events are of finished runs."""
 
 _OF_COPY = re.compile(r"[0-9a-f]{16}\)")
 """End of the name of the copy of a replaced thread, after the thread's own name."""
@@ -255,6 +257,8 @@ def _bring(
         if taken is None or (yield from run_at_source(thread_digest.read_pulse(partition))) != reading.pulse:
             continue
         try:
+            sending = send_results(target, taken.waiting, transfer_claim.checks(terms.first_version), terms)
+            yield from run_at_target(sending)
             generation = yield from run_at_target(_arrive(target, reading, at_target, terms, taken.waiting))
         except Conflict:
             if is_taken:
@@ -516,7 +520,7 @@ def _arrive(
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
     if terms.has_queue:
         now = yield from ask(Now())
-        ops += yield from waiting_runs.arrive(target, waiting, now, terms.first_version)
+        ops += yield from waiting_runs.arrive(target, waiting, now, terms.first_version, terms.budget)
     yield from commit_at_target(target, ops)
     return generation
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from perdure.engine.queue.effect_journal import make_puts
 from perdure.engine.requests import expect_unchanged
 from perdure.engine.threads.thread_digest import read_pulse
 from perdure.engine.threads.thread_state import guards, load_view
+from perdure.engine.transact import split_into_batches
 from perdure.engine.transfer import waiting_runs
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
@@ -19,7 +22,7 @@ from perdure.engine.transfer.transfer_terms import (
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Conflict, Contention
-from perdure.model.ops import Check, Now
+from perdure.model.ops import Check, Now, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 
@@ -58,7 +61,12 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
         return TakenWaits(None)
     found = yield from run_at_source(read_waiting(partition))
     refuse_to_wake_twice(partition, found, terms)
-    if found is None or terms.is_from_archive:
+    if found is None:
+        return TakenWaits(None)
+    found = yield from run_at_source(waiting_runs.read_belongings(partition, found))
+    if found is None:
+        return None
+    if terms.is_from_archive:
         return TakenWaits(found)
     if found.is_handed_over and terms.hand_over:
         refuse_to_wake_twice(partition, found, terms, is_there=False)
@@ -70,6 +78,23 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
     if (yield from run_at_source(waiting_runs.take_from_source(partition, found))):
         return TakenWaits(found, is_taken=True)
     return None
+
+
+def send_results(
+    target: Partition, waiting: WaitingRun | None, checks: Sequence[Op], terms: TransferOptions
+) -> Program[None]:
+    """Store the results of side effects that the run of a thread needs at the target, before it arrives.
+
+    Args:
+        target: the thread at the target.
+        waiting: the run, ``None`` for none.
+        checks: checks of each commit.
+        terms: the options.
+    """
+    if waiting is not None:
+        puts = make_puts(waiting.run.id, waiting.results)
+        for batch in split_into_batches(puts, terms.budget, reserve=len(checks)):
+            yield from commit_at_target(target, [*checks, *batch])
 
 
 def give_waits_back(partition: Partition, terms: TransferOptions) -> Program[None]:
@@ -130,6 +155,8 @@ def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptio
     """Let a thread of the target wait with a run, if it is not changed meanwhile."""
     view = yield from load_view(target, "")
     fence, unchanged = guards(target, view, None)
-    ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
     head = Check(HEAD, ("",), expect_unchanged(view.head))
+    yield from send_results(target, waiting, (fence, unchanged, head), terms)
+    now = yield from ask(Now())
+    ops = yield from waiting_runs.arrive(target, waiting, now, terms.first_version, terms.budget)
     yield from commit_at_target(target, [fence, unchanged, head, *ops])

@@ -1,7 +1,13 @@
 """Waits of a transferred thread: the run that asked, and its deadlines, reminders, sleeps and signals.
 
-A thread waits with one run, whose note has the waits. The run and its message are transferred with the
-thread, so that an answer goes on with the same graph, channel and options. A question without a deadline does
+A thread waits with one run, whose note has the waits. The run is transferred with the thread, so that an
+answer goes on with the same graph, channel and options, and with it all that a later run or the delivery of a
+message reads: its messages with their dedupe keys, the replies that showed its questions, and the results of
+side effects in the steps that the answer repeats. At the target the effects and replies of earlier runs are
+those of this run. A run that failed or was stopped is transferred, too, if a run that continues it needs
+recorded effects.
+
+A question without a deadline does
 not wake the thread, and may be answered at both places. Other waits end by themselves and would do so at both
 places, so they are handed over: one commit removes them from the source, unless the thread changed meanwhile,
 and the commit with which the thread arrives adds them. In between they are kept in the note of the source's
@@ -11,38 +17,53 @@ the thread at the source, and its question cannot be answered there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue.effect_journal import read_repeatable_runs, read_results_of
 from perdure.engine.queue.waits import set_timer
 from perdure.engine.requests import read_record, try_commit
 from perdure.engine.threads.thread_digest import ATTEMPTS, read_pulse
+from perdure.engine.transact import Budget, split_into_batches
 from perdure.errors import Conflict, Contention
-from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Now, Op
+from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.model.runs.messages import Message, Run
+from perdure.model.records import INBOX, LANE, OUTBOX, RUN, Key, Partition
+from perdure.model.runs.messages import FAILED, INTERRUPTED, SENT, Message, Reply, Run
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.runs.waits import HANDED_OVER, note_hand_over, note_take_over, read_waits
 
 _QUEUES = (IN, OUT, LATER, WAITS)
+_REPLIES = 100
+"""Maximum number of replies that are transferred, the newest ones."""
+_OTHER_OPS = 20
+"""Number of operations of the commit with which a thread arrives, without messages and replies."""
 
 
 class WaitingRun(NamedTuple):
-    """The run whose question a thread waits on.
+    """The run whose question a thread waits on, or that failed or was stopped and may be continued.
+
+    The last three are read by ``read_belongings``.
 
     Attributes:
         run: the run.
-        message: its first message, ``None`` if retention has removed it.
         inbox: the inbox of the thread.
         timer: the queue record of the thread's waits.
+        messages: its messages, except those that retention has removed.
+        replies: the newest replies that it and the runs before it have sent, newest first.
+        results: the results of the side effects that a later run may need, by name and number.
     """
 
     run: Run
-    message: Message | None
     inbox: Lane
     timer: Lane
+    messages: tuple[Message, ...] = ()
+    replies: tuple[Reply, ...] = ()
+    results: Mapping[Key, bytes] = MappingProxyType({})
 
     @property
     def wakes(self) -> bool:
@@ -104,7 +125,8 @@ def refuse_target_at_work(target: Partition) -> Program[None]:
 
 
 def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
-    """Return the run whose question a thread waits on, ``None`` if it waits on none.
+    """Return the run whose question a thread waits on, or the one that may be continued with recorded
+    effects; ``None`` if there is none.
 
     Raises:
         Conflict: the thread has messages or replies under way.
@@ -116,13 +138,51 @@ def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
             f"thread {partition.thread!r} has messages or replies under way, and would leave them behind; "
             "nothing of it was moved. Let its workers finish, then move it"
         )
-    if inbox.waiting is None:
+    run_id = inbox.waiting
+    if run_id is None:
+        run_id = yield from _find_continued(partition)
+    if run_id is None:
         return None
-    run = yield from _read_run(partition, inbox.waiting)
+    run = yield from _read_run(partition, run_id)
     if run is None:
         return None
-    (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
-    return WaitingRun(run, next(read_each(partition, Message.read, messages), None), inbox, timer)
+    return WaitingRun(run, inbox, timer)
+
+
+def _find_continued(partition: Partition) -> Program[str | None]:
+    """Return the newest run that failed or was stopped, if a run that continues it needs recorded effects."""
+    runs = yield from read_repeatable_runs(partition)
+    ended = [run.key[0] for run in runs if run.fields["state"] in (FAILED, INTERRUPTED)]
+    if ended and (yield from read_results_of(partition, runs)):
+        run_id: str = ended[-1]
+        return run_id
+    return None
+
+
+def read_belongings(partition: Partition, found: WaitingRun) -> Program[WaitingRun | None]:
+    """Read what belongs to the run of a thread; ``None`` if the thread has changed since it was found."""
+    repeatable = yield from read_repeatable_runs(partition)
+    results = yield from read_results_of(partition, repeatable)
+    run_ids = {run.key[0] for run in repeatable}
+    first, last = found.run.first, found.run.last
+    sent, messages, lanes = yield from ask(
+        Fetch(
+            partition,
+            (
+                Range(OUTBOX, reverse=True, limit=_REPLIES),
+                Range(INBOX, after=(first - 1,), limit=last - first + 1),
+                Get(LANE, (IN,)),
+            ),
+        )
+    )
+    if Lane.read(IN, lanes) != found.inbox:
+        return None
+    replies = [each for each in read_each(partition, Reply.read, sent) if each.run_id in run_ids]
+    return found._replace(
+        messages=tuple(each for each in read_each(partition, Message.read, messages) if each.seq <= last),
+        replies=tuple(each for each in replies if each.state == SENT),
+        results=results,
+    )
 
 
 def _read_run(partition: Partition, run_id: str) -> Program[Run | None]:
@@ -189,7 +249,9 @@ def note_arrival(partition: Partition) -> Program[None]:
         yield from try_commit(partition, (replace(found.run, note=note).put(),))
 
 
-def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: int) -> Program[list[Op]]:
+def arrive(
+    partition: Partition, waiting: WaitingRun | None, now: int, fresh: int, budget: Budget
+) -> Program[list[Op]]:
     """Return the operations with which a thread at the target waits as it did at the source: with a run, or
     with none.
 
@@ -201,6 +263,7 @@ def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: in
         waiting: the run, with its waits.
         now: current time in microseconds.
         fresh: start of the versions of new records.
+        budget: limits of the commit. Replies and messages beyond it, the oldest ones, are left out.
     """
     queues = yield from _read_idle_queues(partition)
     inbox, timer = queues.inbox, queues.timer
@@ -212,16 +275,48 @@ def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: in
             ended = inbox._replace(waiting=None).put(fresh)
             return [ended, *set_timer(timer, {}, now, fresh), *unchanged]
         return [_check_unchanged(inbox), *unchanged]
-    stored_run = yield from _read_run(partition, waiting.run.id)
-    number, version = inbox.last + 1, 0
-    if stored_run is not None:
-        number, version = stored_run.first, stored_run.version
-    last = max(inbox.last, number)
-    run = replace(waiting.run, first=number, last=number, version=version)
-    ops: list[Op] = [inbox._replace(last=last, bound=last, waiting=run.id).put(fresh), run.put()]
-    if stored_run is None and waiting.message is not None:
-        ops += replace(waiting.message, seq=number).put_with_key(Expect.ANY)
-    return [*ops, *set_timer(timer, read_waits(run.note), now, fresh), *unchanged]
+    waits = set_timer(timer, read_waits(waiting.run.note), now, fresh)
+    stored = yield from _read_run(partition, waiting.run.id)
+    waits_with = waiting.inbox.waiting
+    if stored is not None:
+        run = replace(waiting.run, first=stored.first, last=stored.last, version=stored.version)
+        return [inbox._replace(waiting=waits_with).put(fresh), run.put(), *waits, *unchanged]
+    shift = inbox.last + 1 - waiting.run.first
+    run = replace(waiting.run, first=inbox.last + 1, last=waiting.run.last + shift, version=0)
+    inbox = inbox._replace(last=run.last, bound=run.last, waiting=waits_with)
+    return [
+        *(inbox.put(fresh), run.put(), *waits, *unchanged),
+        *_plan_belongings(waiting, shift, queues.outbox, fresh, budget),
+    ]
+
+
+def _plan_belongings(waiting: WaitingRun, shift: int, outbox: Lane, fresh: int, budget: Budget) -> list[Op]:
+    """Return the operations that add a run's messages and replies to the queues of the target.
+
+    Args:
+        waiting: the run, with its messages and replies.
+        shift: what is added to the numbers of its messages.
+        outbox: the outbox of the target.
+        fresh: start of the versions of new records.
+        budget: limits of the commit.
+    """
+    last = outbox.last + len(waiting.replies)
+    replies: list[Op] = [
+        replace(reply, seq=last - n, run_id=waiting.run.id, ord=len(waiting.replies) - n, version=0).put()
+        for n, reply in enumerate(waiting.replies)
+    ]
+    messages = [
+        replace(message, seq=message.seq + shift).put_with_key(Expect.ANY) for message in waiting.messages
+    ]
+    # The first message has the options of the run.
+    first, newest = messages[:1], messages[:0:-1]
+    wanted = [*chain.from_iterable(first), *replies, *chain.from_iterable(newest)]
+    # The thread's document and the run itself take their share of the bytes, too.
+    room = Budget(budget.ops - _OTHER_OPS, budget.bytes // 2)
+    taken = next(split_into_batches(wanted, room), [])
+    if waiting.replies:
+        taken.append(outbox._replace(last=last, bound=last).put(fresh))
+    return taken
 
 
 def _check_unchanged(lane: Lane) -> Op:

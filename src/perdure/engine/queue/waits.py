@@ -31,8 +31,10 @@ from perdure.model.runs.waits import (
     Wait,
     Waits,
     after_run,
+    mark_given,
     next_due,
     read_waits,
+    unmark,
     with_waits,
 )
 
@@ -456,7 +458,7 @@ class EarlySignal:
     def answers(self, waits: Waits) -> dict[str, Any]:
         """Return the answers that it gives to waits, by interrupt."""
         names = [each for each, wait in waits.items() if wait.kind == "signal" and wait.name == self.name]
-        return dict.fromkeys(names if self.to_all else names[:1], self.value)
+        return dict.fromkeys(names if self.to_all else names[:1], mark_given(self.value))
 
 
 def read_early_signals(found: tuple[Record, ...]) -> list[EarlySignal]:
@@ -479,7 +481,7 @@ def _give_back(
 ) -> tuple[Mapping[str, Any], list[Op]]:
     """Return the note of a run that was rolled back, and the operations by which the signal that its message
     brought is kept again, before those that came after it. The signal's key is no longer the message's."""
-    value = next(iter(message.payload[RESUME].values()), None)
+    value = unmark(next(iter(message.payload[RESUME].values()), None))
     signal = EarlySignal(**message.options[SIGNAL], value=value, dedupe=message.dedupe.hex())
     try:
         kept = make_early_put([signal, *read_early_signals(early)], early, now, fresh)

@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine.retention.thread_expiry import check_unchanged
 from perdure.errors import Contention, Corrupt
-from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.ops import Check, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, LANE, OF_THREAD, Partition
 from perdure.model.runs.queue import IN, LATER
@@ -65,6 +66,5 @@ def read_user_checks(partition: Partition) -> Program[tuple[Check, ...]]:
     items = (Get(LANE, (IN,)), Get(LANE, (LATER,)), Get(DOCUMENT, OF_THREAD))
     found = yield from ask(Fetch(partition, items))
     return tuple(
-        Check(item.kind, item.key, records[0].version if records else Expect.ABSENT)
-        for item, records in zip(items, found, strict=True)
+        check_unchanged(item.kind, item.key, records) for item, records in zip(items, found, strict=True)
     )

@@ -548,7 +548,8 @@ async def test_a_start_whose_cron_is_removed_meanwhile_leaves_nothing(
     url: str, has_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with its user: what the start stores after the removal would never be removed."""
-    real, reached, is_removed, is_stored = run_creation.submit, asyncio.Event(), asyncio.Event(), asyncio.Event()
+    real = run_creation.submit
+    reached, is_removed, is_stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def submit(*given: Any, **named: Any) -> Any:
         reached.set()

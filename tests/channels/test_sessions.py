@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.sessions import Sessions
 from perdure.database.base import handle_of
-from perdure.model.ops import FindThreads
+from perdure.engine.retention.thread_removal import delete_thread
+from perdure.model.ops import Check, FindThreads
 from perdure.model.program import ask
-from perdure.model.records import CHAT_SESSIONS, SERVER
+from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
 from perdure.runtime import Options, Runtime
 from perdure.runtime.operations.user_removal import RemovalTerms, UserData, remove_user
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
@@ -31,9 +34,8 @@ def test_the_sessions_of_a_chat_go_with_the_user_who_wrote_there_alone(on: str, 
         database = storage.database()
         handle = handle_of(database)
 
-        async def remove_thread(thread_id: str) -> bool:
-            await runtime.delete(thread_id)
-            return True
+        async def remove_thread(thread_id: str, checks: Sequence[Check]) -> bool:
+            return await handle.arun(delete_thread(Partition("", thread_id), checks))
 
         async def list_chats() -> list[str]:
             program = ask(FindThreads("", space=SERVER, prefix=CHAT_SESSIONS))
@@ -49,7 +51,7 @@ def test_the_sessions_of_a_chat_go_with_the_user_who_wrote_there_alone(on: str, 
                 options = Options(config={"configurable": {"user_id": writer}})
                 await runtime.wait(await runtime.accept(thread, "hello", options=options), 30)
             for each in (user, user_of("chat", "-100", sender)):
-                terms = RemovalTerms(UserData((), (), (), set()), remove_thread, remove_thread)
+                terms = RemovalTerms(UserData((), (), (), {}), remove_thread, remove_thread)
                 async for _ in remove_user(ThreadWalk(handle, ""), each, terms):
                     pass
             kept = {ChatAddress("chat", *place).thread_id for place in others}

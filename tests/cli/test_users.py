@@ -19,8 +19,12 @@ from perdure.engine import documents, versioned_documents
 from perdure.engine.queue import crons
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
+from perdure.model.ops import Commit
+from perdure.model.program import ask
 from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
+from perdure.model.runs.messages import Message
 from perdure.runtime import Runtime
+from perdure.runtime.agent_memory.memory_turns import MEMORY, lane_of
 from tests.cli.test_operations import EVIL, Shell, shell
 
 __all__ = ["shell"]
@@ -106,6 +110,10 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
         Memory(store, "ada").remember("Likes tea.")
         for user in ("ada", "bob"):
             store.put(("drafts", user), "own", {"of": "the application"})
+            store.put(("notes", user), "gone", {"of": "the application"})
+            store.delete(("notes", user), "gone")
+            turn = Message("turn", {"input": {"user": user}}, MEMORY, seq=1, accepted_at=1)
+            handle_of(database).run(ask(Commit(Partition("", lane_of(user)), (turn.put(),))))
         new = crons.Due({"thread_id": None, "user": {"identity": "ada"}}, None)
         handle_of(database).run(crons.create(crons.place(""), "cron of ada", new, 1, 1))
     *threads, rest = shell("users", "show", "ada", "--json").rows
@@ -117,9 +125,11 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
     assert (rest["threads"], rest["shared"], rest["runs"]) == (2, 1, 2)
     assert (rest["crons"], rest["assistants"], rest["unlisted"]) == (["cron of ada"], [], ["later of ada"])
     assert (rest["entries"], rest["items"], rest["sessions"]) == (1, 1, 0)
+    assert (rest["turns"], rest["names"]) == (1, 1)
     shown = shell("users", "show", "ada").stdout
     assert "both  stays, as it is also of bob\n" in shown
     assert "stays: 1 shared thread, 1 item in the store\n" in shown
+    assert "memories: 1, 1 turn for their extraction, 1 empty namespace, sessions of 0 chats\n" in shown
     recent = shell("users", "show", "ada", "--since", "2020-01-01", "--json").rows
     # A thread whose first message waits has no time, and ends no search.
     assert {row["thread_id"] for row in recent[:-1]} == {"a1", "both"}
@@ -132,10 +142,12 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
     # The same counts, as both are made from the same.
     assert done["threads"] == rest["threads"] + len(rest["unlisted"])
     assert (done["crons"], done["entries"], done["shared"]) == (1, rest["entries"], ["both"])
-    *threads, rest = shell("users", "show", "ada", "--json").rows
-    assert [row["thread_id"] for row in threads] == ["both"]
-    assert (rest["threads"], rest["crons"], rest["unlisted"], rest["entries"]) == (0, [], [], 0)
-    assert rest["items"] == 1
+    *left, rest = shell("users", "show", "ada", "--json").rows
+    assert [row["thread_id"] for row in left] == ["both"]
+    stays = {"user": "ada", "shared": 1, "items": 1}
+    assert {name: value for name, value in rest.items() if value} == stays
+    (*_, bobs) = shell("users", "show", "bob", "--json").rows
+    assert (bobs["turns"], bobs["names"], bobs["items"]) == (1, 1, 1)
 
 
 def test_the_sessions_of_a_chat_are_those_of_its_users(shell: Shell) -> None:
@@ -176,7 +188,7 @@ def test_a_thread_is_removed_with_the_only_user_of_its_runs_and_stays_with_sever
     for user, removed, other in (("bob", 0, "ada"), ("ada", 1, "bob")):
         done = shell("users", "delete", user, "--yes")
         assert f"{removed} thread" in done.stderr + done.stdout
-        assert f"shared stays, as it has runs of other users, too: {other}" in done.stderr + done.stdout
+        assert f"shared stays, as it is also of {other}\n" in done.stderr + done.stdout
     assert [row["thread_id"] for row in shell("threads", "ls", "--json").rows] == ["shared"]
     assert shell("users", "delete", "ada", "--yes", "--json").rows[0]["shared"] == ["shared"]
 

@@ -19,8 +19,17 @@ from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from tests.conversation.models import Scripted
-from tests.runtime.agent_memory.test_run_memory import graph, of, policy, working
-from tests.runtime.graphs import advance, eventually_stored, stored, vanish
+from tests.runtime.agent_memory.test_run_memory import (
+    Noting,
+    graph,
+    noted,
+    of,
+    policy,
+    removed,
+    say,
+    working,
+)
+from tests.runtime.graphs import Storage, advance, eventually, eventually_stored, stored, vanish
 
 
 @pytest.mark.timeout(600)
@@ -77,6 +86,29 @@ def test_wherever_a_worker_ends_nothing_is_left_of_a_user_who_was_forgotten() ->
         at += 1
     assert at > 10
     assert ended[1] == ["I sing", "I dance", "They sang."]
+
+
+@pytest.mark.parametrize("on", ["memory", "sqlite", "postgresql"])
+def test_a_turn_that_comes_after_its_user_was_forgotten_goes_with_its_lane(on: str) -> None:
+    """The command that forgets the user removes the lane before the turn is there, and no later turn follows,
+    with which the lane's messages would go."""
+    noting = Noting()
+
+    async def main(storage: Storage) -> None:
+        lane = lane_of("ada")
+        agent = Agent(
+            graph(Scripted(answers=[AIMessage("Noted.")])), memory=policy(extract=noting, debounce=2)
+        )
+        async with working(storage.database(), agent) as app:
+            await say(app, "t", "I sing")
+            await noted(app, "ada", 1)
+            await Memory(app.store(), "ada").aforget()
+            await removed(app, "ada")
+            await eventually(lambda: storage.rows(lane) == [])
+
+    with stored(on) as storage:
+        asyncio.run(main(storage))
+    assert noting.requests == []
 
 
 def test_memories_of_one_agent_within_those_of_another_are_refused() -> None:

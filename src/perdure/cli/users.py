@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -36,6 +36,7 @@ from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.model.ops import Check
     from perdure.runtime.operations.user_removal import RemovalTerms, UserData
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
@@ -94,7 +95,8 @@ def show(
     place = place.with_key()
     with open_walk(place) as found, open_store(place) as kept:
         data = _find_data(found.walk, kept, user)
-        sums = {"threads": 0, "shared": 0, "runs": 0, "bytes": 0}
+        shared_unlisted = sum(bool(others) for others in data.unlisted.values())
+        sums = {"threads": 0, "shared": shared_unlisted, "runs": 0, "bytes": 0}
 
         def print_thread(entry: dict[str, Any]) -> None:
             size = "?" if entry["bytes"] is None else f"{entry['bytes']:,}"
@@ -125,6 +127,8 @@ def show(
         format_count(len(stored["crons"]), "cron"),
         format_count(len(stored["assistants"]), "assistant"),
         f"memories: {stored['entries']:,}",
+        f"{format_count(stored['turns'], 'turn')} for their extraction",
+        f"{format_count(stored['names'], 'empty namespace')}",
         f"sessions of {format_count(stored['sessions'], 'chat')}",
     ]
     stays = [
@@ -168,9 +172,10 @@ def delete(
 ) -> None:
     """Remove everything of a user: crons, assistants, threads, and memories.
 
-    Threads are those that have no other user: the owner in their metadata, or the user of all of their runs.
-    They are removed with runs, messages and replies; runs that are under way end. A thread in which other
-    users have runs, too, stays and is named: remove it by `perdure threads delete`.
+    Threads are those that have no other user: the owner in their metadata, or the user of all of their runs
+    and messages. They are removed with runs, messages and replies; runs that are under way end. A thread in
+    which other users have runs, or messages that wait, stays and is named: remove it by
+    `perdure threads delete`.
 
     Crons are those that start runs of the user, or whose metadata names the user; assistants those whose
     owner, by their metadata or else by user_id in their config, is the user.
@@ -179,26 +184,28 @@ def delete(
     itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
     empty the database's log, which holds what was removed. Safe to interrupt and to run again.
     """
+    from perdure.engine.retention.thread_removal import delete_thread
+    from perdure.model.records import Partition
     from perdure.runtime.operations.user_removal import RemovalTerms
 
     place = place.with_key()
     with open_walk(place) as found, open_store(place) as kept:
         data = _find_data(found.walk, kept, user)
-        listed = run_coroutine(_find_threads(found.walk, user))
-        shared = sorted(thread_id for thread_id, others in listed.items() if others)
-        own_threads = (listed.keys() - set(shared)) | data.unlisted
-        if not listed:
+        threads_found = {**data.unlisted, **run_coroutine(_find_threads(found.walk, user))}
+        shared = sorted(thread_id for thread_id, others in threads_found.items() if others)
+        own_threads = threads_found.keys() - set(shared)
+        if not threads_found:
             _refuse_elsewhere(found.database, kept, place.tenant, user, data)
         crons, assistants = len(data.crons), len(data.assistants)
         rest = f"{format_count(crons, 'cron')} and {format_count(assistants, 'assistant')}"
         counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
-        saver = found.database.checkpointer()
+        handle = handle_in(found.database)
 
-        async def remove_thread(thread_id: str) -> bool:
-            await saver.adelete_thread(thread_id)
-            return True
+        async def remove_thread(thread_id: str, checks: Sequence[Check]) -> bool | None:
+            program = delete_thread(Partition(place.tenant, thread_id), checks)
+            return await handle.arun(program) or None
 
         terms = RemovalTerms(data, remove_thread, remove_thread, partial(_end_runs, found.walk, user))
         threads, known, is_in_log = run_coroutine(_remove(found.walk, user, terms))
@@ -214,8 +221,8 @@ def delete(
     entries = f"{known} entries of what was known" if known else "nothing was known"
     say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
     for thread_id in shared:
-        others = ", ".join(map(quote_id, sorted(listed[thread_id])))
-        say(f"{quote_id(thread_id)} stays, as it has runs of other users, too: {others}")
+        others = ", ".join(map(quote_id, sorted(threads_found[thread_id])))
+        say(f"{quote_id(thread_id)} stays, as it is also of {others}")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:

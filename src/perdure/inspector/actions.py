@@ -155,13 +155,16 @@ async def _export(request: ActionRequest) -> dict[str, Any]:
     return exported
 
 
+Do = Callable[[ActionRequest], Awaitable[dict[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """An action with its permission, the names of the arguments that its audit entry records, and a
     further right to the thread, if any, that it needs on a server."""
 
     permission: str
-    do: Callable[[ActionRequest], Awaitable[dict[str, Any]]]
+    do: Do
     audited: tuple[str, ...] = ()
     right: str = ""
 
@@ -182,13 +185,14 @@ ACTIONS: Mapping[str, Action] = {
 """Actions by name."""
 
 
-async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]:
+async def act(access: Access, name: str, arguments: Arguments, do: Do | None = None) -> dict[str, Any]:
     """Carry out an action and return its result.
 
     Args:
         access: The rights of the user who requests it.
         name: The action's name.
         arguments: The thread's ``id``, and the action's own arguments.
+        do: Does it in place of the action's function.
 
     Raises:
         NotFound: There is no such action, thread, run or checkpoint.
@@ -205,7 +209,7 @@ async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
     details = _choose_audited_arguments(action, arguments)
     async with audit_log.record_action(access, name, row.thread_id, details) as more:
-        result = await action.do(ActionRequest(access, runtime, row, arguments))
+        result = await (do or action.do)(ActionRequest(access, runtime, row, arguments))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
     return result
 

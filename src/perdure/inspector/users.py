@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from perdure.memory import Memory
 from perdure.memory.memory import afind_roots
 from perdure.memory.users import ROOT, list_tool_roots, namespace_of
 from perdure.model.model_calls import total
+from perdure.model.ops import Check
 from perdure.model.records import Partition
 from perdure.runtime.operations import user_removal
 from perdure.runtime.operations.thread_search import ThreadQuery, search
@@ -42,9 +43,10 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         cannot be read); and the ``others`` who have runs in it, for whom it stays; the number of threads
         ``examined``; the ``cursor`` to go on from, ``None`` at the end; and ``stored``, on the first page
         only, if the viewer may see all of it: the ids of the ``crons``, ``assistants`` and ``unlisted``
-        threads that wait to begin, and the number of ``entries`` of memories, which go with the user, the
-        number of chats with ``sessions``, which go if no thread of the chat is left, and that of ``items`` in
-        the store, which stay.
+        threads that wait to begin, and the numbers of ``entries`` of memories, of ``turns`` that they are
+        extracted from and of empty ``names`` in the store, which go with the user, the number of chats with
+        ``sessions``, which go if no thread of the chat is left, and that of ``items`` in the store, which
+        stay.
 
     Raises:
         BadSetting: No user is named, or a value cannot be used.
@@ -120,11 +122,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         NotAllowed: The permission was not granted.
         BadSetting: A value cannot be used.
     """
-    name = _read_user(given.get("user"))
-    if given.get("confirm") != name:
-        raise BadSetting("confirm has to be the user's id: what is removed cannot be brought back")
-    if not isinstance(cursor := given.get("cursor") or "", str):
-        raise BadSetting("cursor has to be text")
+    name, cursor = _read_deletion(given)
     await actions.require_any(access, "delete")
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
@@ -136,21 +134,27 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     await _authorize(access, "delete", data)
     done: dict[str, Any] = {**dict.fromkeys((*_KINDS, "refused"), 0), "cursor": None, "is_in_log": False}
 
-    async def remove_thread(thread_id: str) -> bool:
+    async def remove_thread(thread_id: str, checks: Sequence[Check]) -> bool | None:
+        async def remove(request: actions.ActionRequest) -> dict[str, Any]:
+            if not await request.runtime.threads.remove_unchanged(thread_id, checks):
+                raise Contention(f"thread {thread_id!r} has changed")
+            return {}
+
         try:
-            await actions.act(access, "delete", {"id": thread_id, "confirm": thread_id})
+            await actions.act(access, "delete", {"id": thread_id}, remove)
         except NotFound:
             return False  # The thread was removed meanwhile.
         except NotAllowed:
             done["refused"] += 1
             return False
+        except Contention:
+            return None
         return True
 
-    async def remove_unlisted(thread_id: str) -> bool:
+    async def remove_unlisted(thread_id: str, checks: Sequence[Check]) -> bool | None:
         if access.runtime is None:
             return False
-        await access.runtime.delete(thread_id)
-        return True
+        return await access.runtime.threads.remove_unchanged(thread_id, checks) or None
 
     terms = user_removal.RemovalTerms(
         data,
@@ -168,6 +172,16 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
             if step.cursor is not None and time.monotonic() > until:
                 return {**done, "cursor": step.cursor}
     return done
+
+
+def _read_deletion(given: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the user to remove, and the cursor of the previous part."""
+    name = _read_user(given.get("user"))
+    if given.get("confirm") != name:
+        raise BadSetting("confirm has to be the user's id: what is removed cannot be brought back")
+    if not isinstance(cursor := given.get("cursor") or "", str):
+        raise BadSetting("cursor has to be text")
+    return name, cursor
 
 
 def _read_user(user_id: Any) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
 from perdure.engine.retention import queue_retention, thread_removal
+from perdure.model.ops import Check
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
 from perdure.model.runs.queue import IN, Stop
@@ -76,16 +78,19 @@ class Control:
         self._context.notifications.notify_due(partition)
         return reply
 
-    async def delete(self, partition: Partition) -> None:
-        """Remove a thread with everything in it. A current run, in any process, can store nothing more."""
+    async def delete(self, partition: Partition, checks: Sequence[Check] = ()) -> bool:
+        """Remove a thread with everything in it, and return True; False if a check does not hold. A current
+        run, in any process, can store nothing more."""
         leases = self._worker.runner.leases
         run_id = leases.run_of(partition)
-        await self._database.arun(thread_removal.delete_thread(partition))
+        if not await self._database.arun(thread_removal.delete_thread(partition, checks)):
+            return False
         self.request_stop(partition, DELETED, run_id)
         if leases.run_of(partition) not in (None, run_id):
             # A run was claimed meanwhile, before the removal or on a new thread with the same id.
             leases.renew_now(lambda other: other == partition)
         self._note_removed(partition)
+        return True
 
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
         """Remove a thread without current work, and return True if it was removed. The thread is kept if it

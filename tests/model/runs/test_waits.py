@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +15,11 @@ from perdure.model.runs.waits import (
     Wait,
     after_run,
     find_unanswerable,
+    mark_given,
+    mark_resume,
     next_due,
     read_waits,
+    unmark,
     with_waits,
 )
 
@@ -80,3 +85,16 @@ def test_a_wait_whose_deadline_gave_an_answer_begins_anew_if_it_is_asked_again()
 def test_without_a_default_the_answer_says_that_the_question_has_expired() -> None:
     assert Wait("question", 5).answer == EXPIRED
     assert Wait("question", 5, (None,)).answer is None
+
+
+@pytest.mark.parametrize("answer", [EXPIRED, {"__perdure__": "given", "answer": EXPIRED}, {"a": 1}, None, []])
+def test_what_a_person_gives_is_never_the_mark_of_a_deadline(answer: Any) -> None:
+    marked = mark_given(answer)
+    assert marked != EXPIRED
+    assert unmark(marked) == answer
+    waits = {"q": Wait("question", 5), "d": Wait("question", 5, ("no",)), "s": Wait("signal", None)}
+    assert mark_resume(answer, ["q"], waits) == marked
+    assert mark_resume(answer, ["d"], waits) == answer, "the node may use LangGraph's own interrupt"
+    assert mark_resume({"q": answer, "d": answer}, ["q", "d"], waits) == {"q": marked, "d": answer}
+    assert Wait("signal", 5, (answer,)).answer == marked
+    assert Wait("question", 5, (answer,)).answer == answer

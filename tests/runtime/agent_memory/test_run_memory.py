@@ -27,7 +27,7 @@ from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn, lane_
 from perdure.runtime.agent_memory.run_memory import find_last_turn
 from perdure.runtime.options import Options
 from tests.conversation.models import Scripted
-from tests.runtime.graphs import advance, eventually_stored
+from tests.runtime.graphs import advance, eventually, eventually_stored
 
 QUICK = Settings(backoff=0.02, max_backoff=0.05, poll=0.1, attempts=3)
 
@@ -108,6 +108,15 @@ async def settled(app: Runtime, user: str, turns: int) -> None:
         return len(standings) >= turns and all(each.is_over for each in standings)
 
     await eventually_stored(is_over)
+
+
+async def removed(app: Runtime, user: str) -> None:
+    """Wait until the lane of a user who was forgotten is gone, with the messages in it."""
+
+    async def is_gone() -> bool:
+        return not await app.messages(lane_of(user))
+
+    await eventually_stored(is_gone)
 
 
 async def noted(app: Runtime, user: str, turns: int) -> None:
@@ -387,7 +396,8 @@ def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
         memory = Memory(app.store(), "ada")
         forget.append(memory)
         await say(app, "t", "I sing")
-        await settled(app, "ada", 1)
+        await eventually(lambda: not forget)
+        await removed(app, "ada")
         assert await memory.afacts(history=True) == []
         turn = WaitingTurn(
             agent="agent", thread="t", run="r", at=1, message=None, messages=[["human", "I x"]]
@@ -398,7 +408,8 @@ def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
         )
         assert await memory.afacts(history=True) == []
         await say(app, "t", "I dance")
-        await settled(app, "ada", 2)
+        await eventually(lambda: len(noting.requests) == 2)
+        await removed(app, "ada")
         assert [fact.text for fact in await memory.afacts(history=True)] == ["I dance"]
 
     run(Agent(graph(model), memory=policy(extract=extract)), body)
@@ -446,8 +457,8 @@ def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pyt
     async def body(app: Runtime) -> None:
         memory = Memory(app.store(), "ada")
         await say(app, "t", "I sing")
-        await settled(app, "ada", 1)
-        assert len(forgotten) == 1
+        await eventually(lambda: forgotten)
+        await removed(app, "ada")
         assert await memory.afacts(history=True) == []
         assert await memory.asummaries() == []
 

@@ -454,3 +454,41 @@ def test_a_signal_that_cannot_be_given_is_refused(memory: Storage) -> None:
                     await call
 
     go(main())
+
+
+@pytest.mark.parametrize("odd", [{"__perdure__": "expired"}, {"__perdure__": "given", "answer": 1}])
+def test_an_answer_that_looks_like_the_mark_of_a_deadline_is_an_answer(near: Storage, odd: Any) -> None:
+    """Also beside a question of the same node that did expire, which is read again each time."""
+
+    async def asks_in_turn(state: Noted) -> dict[str, Any]:
+        try:
+            first = ask("pay?", within=HOUR)
+        except QuestionExpired:
+            first = "too late"
+        return {"notes": [first, ask("sure?", within=HOUR), interrupt("why?")]}
+
+    async def listens(state: Noted) -> dict[str, Any]:
+        return {"notes": [await wait_for("payment", within=HOUR)]}
+
+    async def defaults(state: Noted) -> dict[str, Any]:
+        return {
+            "notes": [ask("how?", within=HOUR, default="so"), await wait_for("x", within=HOUR, default=odd)]
+        }
+
+    async def main() -> None:
+        database, graph = near.database(), chain(asks_in_turn, listens, defaults)
+        async with Runtime(database, graph, settings=settings()) as runtime:
+            await runtime.wait(await runtime.submit("t", {}))
+            advance(runtime)
+            await reach(runtime, 2, WAITING)
+            question = await runtime.wait(await runtime.answer("t", odd))
+            assert question.state == WAITING
+            await runtime.wait(await runtime.answer("t", {question.note["interrupts"][0]["id"]: odd}))
+            await runtime.signal("t", "payment", odd)
+            await reach(runtime, 5, WAITING)
+            await runtime.wait(await runtime.answer("t", odd))
+            advance(runtime)
+            await reach(runtime, 7, DONE)
+        assert (await values(database, graph, "t"))["notes"] == ["too late", odd, odd, odd, odd, odd]
+
+    go(main())

@@ -539,3 +539,50 @@ async def test_the_thread_of_a_cron_may_be_named_in_the_query_or_the_body(url: s
             assert refused.status_code == status, refused.text
         assert len(await client.crons.search()) == 2
         assert (await http.post("/runs/crons", json=cron)).json()["thread_id"] is None
+
+
+@on_all
+@pytest.mark.parametrize("has_thread", [False, True])
+@run
+async def test_a_start_whose_cron_is_removed_meanwhile_leaves_nothing(
+    url: str, has_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with its user: what the start stores after the removal would never be removed."""
+    real = run_creation.submit
+    reached, is_removed, is_stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def submit(*given: Any, **named: Any) -> Any:
+        reached.set()
+        await is_removed.wait()
+        accepted = await real(*given, **named)
+        is_stored.set()
+        return accepted
+
+    monkeypatch.setattr(cron_runs, "submit", submit)
+    async with serving(url) as server:
+        client = await server.client()
+        thread = (await client.threads.create())["thread_id"]
+        if has_thread:
+            made = row(
+                await client.crons.create_for_thread(thread, "slow", schedule=EACH_SECOND, input=said("30"))
+            )
+        else:
+            made = row(
+                await client.crons.create(
+                    "slow", schedule=EACH_SECOND, input=said("30"), on_run_completed="keep"
+                )
+            )
+        await reached.wait()
+        await client.crons.delete(made["cron_id"])
+        is_removed.set()
+        await is_stored.wait()
+
+        async def is_taken_back() -> bool:
+            threads = rows(await client.threads.search())
+            states = {one["status"] for one in rows(await client.runs.list(thread))}
+            return [one["thread_id"] for one in threads] == [thread] and not (
+                states & {"pending", "running", "success"}
+            )
+
+        await until(is_taken_back)
+        assert await texts(client, thread) == []

@@ -276,6 +276,16 @@ def count_within(tenant: str, is_wanted: Callable[[Labels], bool], now: int) -> 
     return count
 
 
+def count_empty_names(tenant: str, is_wanted: Callable[[Labels], bool]) -> Program[int]:
+    """Return the number of the names that ``remove_empty_names`` would remove."""
+    count = 0
+    for partition in (yield from _list_within(tenant, ())):
+        if is_wanted(labels_of(partition.thread)):
+            (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=1, bodies=False),)))
+            count += not found
+    return count
+
+
 def remove_empty_names(
     tenant: str, prefix: Labels, is_wanted: Callable[[Labels], bool] = lambda _: True
 ) -> Program[None]:

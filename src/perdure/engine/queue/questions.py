@@ -24,12 +24,12 @@ from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
-from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
+from perdure.model.runs.messages import ANSWERS, RETRY_OF, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
-from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, find_unanswerable
+from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, find_unanswerable, mark_resume, read_waits
 from perdure.model.write_records import (
     NULL_TASK,
     RESUME,
@@ -288,9 +288,18 @@ def address_answer(
         message = replace(message, graph=run.graph, channel=message.channel or run.channel)
     if not named and ids:
         options[ANSWERS] = list(ids)
+    if run is not None and BY_WAIT not in options and RETRY_OF not in options:
+        message = replace(message, payload=_mark_answers(message.payload, options.get(ANSWERS, ()), run))
     if past is not None:
         message = replace(message, mode="enqueue")
     return replace(message, options=options), unchanged
+
+
+def _mark_answers(payload: Mapping[str, Any], asked: Sequence[str], run: Run) -> Mapping[str, Any]:
+    """Return the payload of a person's answer so that it is not taken for the mark of a deadline."""
+    if COMMAND in payload:
+        return {**payload, COMMAND: _mark_answers(payload[COMMAND], asked, run)}
+    return {**payload, ANSWER: mark_resume(payload[ANSWER], asked, read_waits(run.note))}
 
 
 def _without_start(options: Mapping[str, Any]) -> dict[str, Any]:

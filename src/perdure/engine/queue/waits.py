@@ -32,8 +32,10 @@ from perdure.model.runs.waits import (
     Wait,
     Waits,
     after_run,
+    mark_given,
     next_due,
     read_waits,
+    unmark,
     with_waits,
 )
 
@@ -434,7 +436,7 @@ class EarlySignal:
         names = [each for each, wait in waits.items() if wait.kind == "signal" and wait.name == self.name]
         if not self.to_all:
             names = names[:1]
-        return dict.fromkeys(names, self.value)
+        return dict.fromkeys(names, mark_given(self.value))
 
 
 def read_early_signals(found: tuple[Record, ...]) -> list[EarlySignal]:
@@ -457,7 +459,7 @@ def _give_back(
 ) -> tuple[Mapping[str, Any], list[Op]]:
     """Return the note of a run that was rolled back, and the operations by which the signal that its message
     brought is kept again, before those that came after it. The signal's key is no longer the message's."""
-    value = next(iter(message.payload[RESUME].values()), None)
+    value = unmark(next(iter(message.payload[RESUME].values()), None))
     signal = EarlySignal(**message.options[SIGNAL], value=value, dedupe=message.dedupe.hex())
     try:
         kept = make_early_put([signal, *read_early_signals(early)], early, now, fresh)

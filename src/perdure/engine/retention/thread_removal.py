@@ -59,11 +59,12 @@ _CHUNKS = (CHUNK, BLOB, PACK)
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT, RUN, LANE, EPOCH, ITEM)
 
 
-def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records. Those in other partitions go first: if the removal is interrupted
-    then, the thread still exists, and is listed without the copy of its metadata."""
+def delete_thread(partition: Partition, checks: Sequence[Check] = ()) -> Program[bool]:
+    """Remove a thread with all its records, and return True; False if a check does not hold. Those in other
+    partitions go first: if the removal is interrupted then, the thread still exists, and is listed without
+    the copy of its metadata."""
     yield from _remove_elsewhere(partition, *(yield from _find_elsewhere(partition)))
-    yield from ask(Drop(partition))
+    return isinstance((yield from ask(Drop(partition, tuple(checks)))), Committed)
 
 
 def remove_if_idle(partition: Partition, *, only_unused: bool = False) -> Program[bool]:

@@ -123,6 +123,8 @@ function storedShown(stored) {
     ["Assistants", number(stored.assistants.length)],
     ["Threads that wait to begin", stored.unlisted.length ? number(stored.unlisted.length) : null],
     ["Entries of what is known", number(stored.entries)],
+    ["Turns that it is extracted from", stored.turns ? number(stored.turns) : null],
+    ["Empty names in the store", stored.names ? number(stored.names) : null],
     ["Chats with sessions", stored.sessions ? number(stored.sessions) : null],
     ["Stays: items in the store", several(stored.items, "item", "items")],
   ]);

@@ -8,7 +8,7 @@ microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,8 +27,11 @@ BY_WAIT = "by_wait"
 WAITS_FOR = "waits_for"
 """Entry of the value of an interrupt that no person answers, with what it waits for: a time or a signal."""
 
-EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
+_MARK = "__perdure__"
+EXPIRED: Mapping[str, Any] = {_MARK: "expired"}
 """Answer that a question without a default gets when its deadline passes."""
+
+_GIVEN, _ANSWER = "given", "answer"
 
 Kind = Literal["question", "sleep", "signal"]
 """The event that ends a wait: an answer, its time alone, or a signal of its name."""
@@ -70,11 +73,21 @@ class Wait:
         return replace(self, until=until, remind=tuple(now + after for after in self.remind))
 
     @property
+    def takes_marks(self) -> bool:
+        """True if the node gets its answer by ``unmark``: it waits for a signal, or asks a question that may
+        expire. Only those are answered by ``EXPIRED``. Any other question may be one of LangGraph's own."""
+        if self.kind == "question":
+            return self.until is not None and not self.default
+        return self.kind == "signal"
+
+    @property
     def answer(self) -> Any:
         """The answer at the deadline."""
-        if self.default:
-            return self.default[0]
-        return dict(EXPIRED)
+        if not self.default:
+            return dict(EXPIRED)
+        if self.takes_marks:
+            return mark_given(self.default[0])
+        return self.default[0]
 
     @property
     def due_at(self) -> int | None:
@@ -128,6 +141,35 @@ class Wait:
 
 Waits = Mapping[str, Wait]
 """Waits by the ids of their interrupts."""
+
+
+def mark_given(answer: Any) -> Any:
+    """Return an answer that a person or a signal gives to a wait which ``takes_marks``: one that looks like a
+    mark of this module is enclosed in one, and so is never taken for ``EXPIRED``."""
+    if isinstance(answer, Mapping) and _MARK in answer:
+        return {_MARK: _GIVEN, _ANSWER: answer}
+    return answer
+
+
+def unmark(answer: Any) -> Any:
+    """Return the answer that ``mark_given`` has enclosed, and any other as it is."""
+    if isinstance(answer, Mapping) and answer.keys() == {_MARK, _ANSWER} and answer[_MARK] == _GIVEN:
+        return answer[_ANSWER]
+    return answer
+
+
+def mark_resume(resume: Any, asked: Sequence[str], waits: Waits) -> Any:
+    """Return what a person's answer resumes a graph with, each answer marked as its wait needs it.
+
+    Args:
+        resume: the answer to the only interrupt of ``asked``, or answers by the ids of some of them.
+        asked: the interrupts that the person answers.
+        waits: the waits of the run that asked.
+    """
+    marking = {name for name in asked if name in waits and waits[name].takes_marks}
+    if isinstance(resume, Mapping) and resume and resume.keys() <= set(asked):
+        return {name: mark_given(answer) if name in marking else answer for name, answer in resume.items()}
+    return mark_given(resume) if marking else resume
 
 
 def read_waits(note: Mapping[str, Any]) -> dict[str, Wait]:

@@ -50,7 +50,8 @@ _NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
 
 
 class LaneState(TypedDict):
-    """State of a lane: the user, the remaining turns, and the facts found in the first ones."""
+    """State of a lane: the user, the remaining turns, and the facts found in the first ones, with the time at
+    which the user was forgotten, 0 for never. At the end of a run only this time is left of ``found``."""
 
     user: str
     turns: list[dict[str, Any]]
@@ -120,7 +121,7 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
         if await _remove_forgotten(memory, last, found["forgotten"]):
             return {"found": {}}
         observers.event("memory.kept", graph=last.agent, **kept)
-        return {"turns": state["turns"][len(taken) :], "found": {}}
+        return {"turns": state["turns"][len(taken) :], "found": {"forgotten": found["forgotten"]}}
 
     builder = StateGraph(LaneState)
     builder.add_node("extract", extract)

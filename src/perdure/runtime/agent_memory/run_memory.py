@@ -206,14 +206,20 @@ class Memories:
             return text
         return None
 
-    async def remove_lane_texts(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
-        """Remove the texts that a finished run of a lane has left in its checkpoints."""
+    async def remove_lane_texts(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> bool:
+        """Remove the texts that a finished run of a lane has left in its checkpoints. Return True if the user
+        was forgotten at some time: then the lane has to go, too, as a turn of before may have come to it
+        later, and its messages stay as long as no further turn comes."""
+        thread, was_forgotten = held.partition.thread, False
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
             try:
-                await graph.checkpointer.aprune([held.partition.thread])
+                state = await aread_state(graph, {"configurable": {"thread_id": thread}})
+                was_forgotten = bool(state.values.get("found", {}).get("forgotten"))
+                await graph.checkpointer.aprune([thread])
             except PerdureError as error:
                 # The next run of the lane removes them.
                 self._observers.run_event("memory.not_tidied", held, error=type(error).__name__)
+        return was_forgotten
 
     def _find_user(
         self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None

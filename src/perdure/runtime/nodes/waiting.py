@@ -24,7 +24,7 @@ from langgraph.types import interrupt
 
 from perdure.errors import NotAllowed, OverMaximum, QuestionExpired
 from perdure.model.runs.messages import encode
-from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait, require_name
+from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait, require_name, unmark
 from perdure.runtime.nodes.effects import find_node_journal
 from perdure.runtime.settings import parse_span
 
@@ -201,6 +201,8 @@ def _ask(value: Any, wait: Wait) -> Any:
         for one in asked.args[0]:
             journal.waits[one.id] = wait
         raise
+    if not wait.takes_marks:
+        return answer
     if answer == EXPIRED:
         raise QuestionExpired("nobody answered the question in time, and it has no default")
-    return answer
+    return unmark(answer)

@@ -44,8 +44,8 @@ class ThreadQuery(NamedTuple):
 
     Attributes:
         title: part of the title, in either case.
-        user: one of its users: the owner that its metadata names, or else those of all of its runs or, before
-            any, that of its newest message.
+        user: one of its users: the owner that its metadata names, or else those of all of its runs and
+            messages, also of messages that wait.
         graph: the graph that its metadata name, or else that of its newest run.
         metadata: JSON data that its metadata contain.
         error: part of the type or the text of the error of its newest run, in either case.

@@ -6,15 +6,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.queue import inbox
+from perdure.engine.retention.thread_expiry import check_unchanged
 from perdure.errors import Contention, Corrupt
-from perdure.model.records import Partition
+from perdure.model.ops import Check, Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, LANE, OF_THREAD, Partition
+from perdure.model.runs.queue import IN, LATER
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.user_and_title import (
     find_user,
+    read_message_users,
     read_users,
-    user_of_message,
-    user_of_options,
 )
 
 
@@ -45,23 +47,24 @@ class UsersOfRow(NamedTuple):
         return self.owner or of_message or self.named
 
 
-async def load_users(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> frozenset[str]:
-    """Return the users of a thread: its owner, or else the users of all of its runs, and that of its newest
-    message if none has begun. A part that cannot be read names no user."""
+async def load_users(database: DatabaseHandle, partition: Partition, row: ThreadRow | None) -> frozenset[str]:
+    """Return the users of a thread: its owner, or else those of all of its runs and of its messages, also of
+    those that wait or are postponed. A part that cannot be read names no user."""
     users = set[str | None]()
-    with suppress(Corrupt, Contention):
-        users.add(await _load_latest_user(database, partition, row))
-        if find_owner(row) is None:
-            users |= await database.arun(read_users(partition))
+    if row is not None:
+        users.add(find_user(row.metadata))
+        if find_owner(row) is not None:
+            return frozenset(name for name in users if name is not None)
+    for program in (read_users, read_message_users):
+        with suppress(Corrupt, Contention):
+            users |= await database.arun(program(partition))
     return frozenset(name for name in users if name is not None)
 
 
-async def _load_latest_user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
-    user = find_user(row.metadata)
-    if user is not None:
-        return user
-    if row.run is not None:
-        return await database.arun(user_of_message(partition, row.run.first))
-    for newest in await database.arun(inbox.read_latest(partition, 1)):
-        return user_of_options(newest.message.options)
-    return None
+def read_user_checks(partition: Partition) -> Program[tuple[Check, ...]]:
+    """Return checks that hold while no message is accepted for a thread, and its owner stays the same."""
+    items = (Get(LANE, (IN,)), Get(LANE, (LATER,)), Get(DOCUMENT, OF_THREAD))
+    found = yield from ask(Fetch(partition, items))
+    return tuple(
+        check_unchanged(item.kind, item.key, records) for item, records in zip(items, found, strict=True)
+    )

@@ -9,25 +9,26 @@ from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import versioned_documents
-from perdure.engine.complete_reads import PAGE
+from perdure.engine.complete_reads import PAGE, read_all
 from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
 from perdure.engine.threads.measure import measure
+from perdure.engine.transact import ATTEMPTS
 from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Contention, Corrupt
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
-from perdure.model.ops import Drop, Fetch, FindThreads, Range
+from perdure.model.ops import Check, Drop, FindThreads, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHAT_SESSIONS, RUN, SERVER, Partition
+from perdure.model.records import CHAT_SESSIONS, INBOX, RUN, SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.agents.run_user import user_of_config
 from perdure.runtime.operations.thread_search import ThreadQuery, search
+from perdure.runtime.operations.thread_users import load_users, read_user_checks
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import load_row
 from perdure.runtime.threads.user_and_title import find_user, user_of_options
 
@@ -108,50 +109,66 @@ async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGe
             yield UserThread(step.cursor, thread_id, step.users - {user})
 
 
-async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
+async def find_unlisted(walk: ThreadWalk, user: str) -> dict[str, Set[str]]:
     """Return the threads that have messages of a user, and are in no listing, as none of their runs has
-    begun."""
-    database, found = walk.database, set[str]()
+    begun; each with the other users who have messages there."""
+    database, found = walk.database, dict[str, Set[str]]()
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
-        if await database.arun(load_row(partition)) is not None:
-            continue
-        waiting = await database.arun(scheduled.list_postponed(partition, Settings().max_pending))
-        if any(user_of_options(message.options) == user for message in waiting):
-            found.add(partition.thread)
+        if await database.arun(load_row(partition)) is None:
+            users = await load_users(database, partition, None)
+            if user in users:
+                found[partition.thread] = users - {user}
     return found
 
 
 class UserData(NamedTuple):
-    """Data that goes with a user beside the listed threads. The removal and the view of it are both made from
-    this.
+    """Data that goes with a user beside the listed threads, as ``docs/operating.md`` lists it. The view of it
+    and the removal are both made from this.
 
     Attributes:
         crons: The user's crons.
         assistants: The ids of the user's assistants.
         memories: The user's memories.
-        unlisted: Threads in no listing that have messages of the user.
+        unlisted: Threads in no listing that have messages of the user, each with its other users.
+        turns: The number of the user's turns that memories are, or were, extracted from, in the user's lane.
+        sessions: The partitions with sessions of the user's chats, which go if no thread of the chat is left.
+        names: The number of namespaces of the store that hold nothing and have the user's id as a label.
     """
 
     crons: Sequence[crons.Cron]
     assistants: Sequence[str]
     memories: Sequence[Memory]
-    unlisted: Set[str]
+    unlisted: Mapping[str, Set[str]]
+    turns: int = 0
+    sessions: Sequence[Partition] = ()
+    names: int = 0
 
 
 async def find_user_data(walk: ThreadWalk, user: str, memories: Sequence[Memory]) -> UserData:
     """Return what goes with a user beside the listed threads; the caller knows where memories may be."""
     own_crons = await find_crons(walk.database, walk.tenant, user)
     own_assistants = await find_assistants(walk.database, walk.tenant, user)
-    return UserData(own_crons, own_assistants, memories, await find_unlisted(walk, user))
+    of_user = _labels_of_user(user)
+    names = items.count_empty_names(walk.tenant, lambda labels: not of_user.isdisjoint(labels))
+    return UserData(
+        own_crons,
+        own_assistants,
+        memories,
+        await find_unlisted(walk, user),
+        await walk.database.arun(_count(Partition(walk.tenant, lane_of(user)), Range(INBOX))),
+        await walk.database.arun(_find_chats(walk.tenant, user)),
+        await walk.database.arun(names),
+    )
 
 
 async def describe_user_data(
     walk: ThreadWalk, user: str, data: UserData, store: PerdureStore
 ) -> dict[str, Any]:
     """Return what is stored of a user beside the listed threads as JSON data: the ids of ``crons``,
-    ``assistants`` and ``unlisted`` threads, and the number of ``entries`` of memories, all of which go with
-    the user; the number of chats with ``sessions``, which go if no thread of the chat is left; and the number
-    of ``items`` in the store, in namespaces with the user's id as a label, which stay."""
+    ``assistants`` and ``unlisted`` threads, and the numbers of ``entries`` of memories, of ``turns`` that
+    they are extracted from, and of ``names`` of empty namespaces, all of which go with the user; the number
+    of chats with ``sessions``, which go if no thread of the chat is left; and the number of ``items`` in the
+    store, in namespaces with the user's id as a label, which stay."""
     entries, of_user = 0, _labels_of_user(user)
     for memory in data.memories:
         entries += len(await memory.afacts(history=True)) + len(await memory.asummaries())
@@ -163,10 +180,12 @@ async def describe_user_data(
     return {
         "crons": sorted(cron.id for cron in data.crons),
         "assistants": sorted(data.assistants),
-        "unlisted": sorted(data.unlisted),
+        "unlisted": sorted(thread_id for thread_id, others in data.unlisted.items() if not others),
         "entries": entries,
         "items": await store.acount_items(stays),
-        "sessions": len(await walk.database.arun(_find_chats(walk.tenant, user))),
+        "turns": data.turns,
+        "names": data.names,
+        "sessions": len(data.sessions),
     }
 
 
@@ -177,19 +196,13 @@ async def describe_user_thread(walk: ThreadWalk, thread_id: str, others: Iterabl
     size = None
     with suppress(Corrupt, Contention):
         size = (await walk.database.arun(measure(partition, walk.database.digest))).total
-    runs = await walk.database.arun(_count_runs(partition))
+    runs = await walk.database.arun(_count(partition, Range(RUN)))
     return {"runs": runs, "bytes": size, "others": sorted(others)}
 
 
-def _count_runs(partition: Partition) -> Program[int]:
-    count, after = 0, None
-    while True:
-        page = Range(RUN, by="first", after=after, limit=PAGE, bodies=False)
-        (records,) = yield from ask(Fetch(partition, (page,)))
-        count += len(records)
-        if len(records) < PAGE:
-            return count
-        after = records[-1].fields["first"]
+def _count(partition: Partition, all_records: Range) -> Program[int]:
+    (records,) = yield from read_all(partition, all_records._replace(bodies=False))
+    return len(records)
 
 
 def _find_chats(tenant: str, user: str) -> Program[list[Partition]]:
@@ -208,21 +221,25 @@ def _find_chats(tenant: str, user: str) -> Program[list[Partition]]:
     return found
 
 
+RemoveThread = Callable[[str, Sequence[Check]], Awaitable[bool | None]]
+"""Removes a thread if the checks hold: returns True if it did, False if the thread stays, and ``None`` if a
+check does not hold."""
+
+
 class RemovalTerms(NamedTuple):
     """Terms of a removal: its parts beside the listed threads, and how the caller removes a thread.
 
     Attributes:
-        data: What goes beside the listed threads. Those in no listing are found before ``end_runs``, which
-            may end the messages that show whose threads they are.
-        remove_thread: Removes a listed thread; returns False if it stays.
-        remove_unlisted: Removes a thread that is in no listing; returns False if it stays.
+        data: What goes beside the listed threads.
+        remove_thread: Removes a listed thread.
+        remove_unlisted: Removes a thread that is in no listing.
         end_runs: Ends the user's runs; called once nothing of the user can begin another.
         record: Returns a context around the last step, with a dict that receives the number of ``entries``.
     """
 
     data: UserData
-    remove_thread: Callable[[str], Awaitable[bool]]
-    remove_unlisted: Callable[[str], Awaitable[bool]]
+    remove_thread: RemoveThread
+    remove_unlisted: RemoveThread
     end_runs: Callable[[], Awaitable[None]] | None = None
     record: Callable[[], AbstractAsyncContextManager[dict[str, Any]]] = lambda: nullcontext({})
 
@@ -254,24 +271,25 @@ async def remove_user(
         for assistant_id in terms.data.assistants:
             program = versioned_documents.remove(_place_assistants(walk.tenant), _ASSISTANT, assistant_id)
             await walk.database.arun(program)
-        await terms.remove_unlisted(lane_of(user))
+        await terms.remove_unlisted(lane_of(user), ())
         if terms.end_runs is not None:
             await terms.end_runs()
         yield Removed(crons=len(terms.data.crons), assistants=len(terms.data.assistants))
-    listed = set[str]()
     async with aclosing(find_threads(walk, user, cursor)) as steps:
         async for step in steps:
-            removed = False
+            counts = Removed()
             if step.thread_id is not None:
-                listed.add(step.thread_id)
-                removed = not step.others and await terms.remove_thread(step.thread_id)
-            yield Removed(threads=int(removed), shared=int(bool(step.others)), cursor=step.cursor)
+                counts = await _remove_own(walk, user, step.thread_id, terms.remove_thread)
+            yield counts._replace(cursor=step.cursor)
     async with terms.record() as record:
-        threads = 0
-        # A thread whose messages were ended may be listed by now, and so was removed above.
-        for thread_id in sorted({*terms.data.unlisted, *await find_unlisted(walk, user)} - listed):
-            threads += await terms.remove_unlisted(thread_id)
+        threads = shared = 0
+        for thread_id in sorted(await find_unlisted(walk, user)):
+            counts = await _remove_own(walk, user, thread_id, terms.remove_unlisted)
+            threads, shared = threads + counts.threads, shared + counts.shared
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.data.memories])
+        # A turn that was under way may have come to the lane before the user was forgotten; a later one finds
+        # the mark of that.
+        await terms.remove_unlisted(lane_of(user), ())
         # Names of namespaces that hold nothing, also of those whose items a program removed earlier.
         of_user = _labels_of_user(user)
         await walk.database.arun(
@@ -279,7 +297,27 @@ async def remove_user(
         )
         await walk.database.arun(_remove_chat_sessions(walk.tenant, user))
     is_cut = await walk.database.acut_log()
-    yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
+    yield Removed(threads=threads, shared=shared, entries=entries, is_in_log=not is_cut)
+
+
+async def _remove_own(walk: ThreadWalk, user: str, thread_id: str, remove: RemoveThread) -> Removed:
+    """Remove a thread if a user is its only one. What another user sends meanwhile keeps it.
+
+    Raises:
+        Contention: The thread keeps being sent messages.
+    """
+    partition = Partition(walk.tenant, thread_id)
+    for _ in range(ATTEMPTS):
+        checks = await walk.database.arun(read_user_checks(partition))
+        row = await walk.database.arun(load_row(partition))
+        users = await load_users(walk.database, partition, row)
+        if user not in users:
+            return Removed()
+        if len(users) > 1:
+            return Removed(shared=1)
+        if (is_removed := await remove(thread_id, checks)) is not None:
+            return Removed(threads=int(is_removed))
+    raise Contention(f"thread {thread_id!r} keeps being sent messages; remove the user again later")
 
 
 def _labels_of_user(user: str) -> set[str]:

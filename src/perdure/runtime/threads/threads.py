@@ -263,6 +263,10 @@ class Threads:
         await self._control.delete(self._partition(thread_id))
         return row is not None
 
+    async def remove_unchanged(self, thread_id: str, checks: Sequence[Check]) -> bool:
+        """Remove a thread like ``remove``, and return True; False if a check does not hold."""
+        return await self._control.delete(self._partition(thread_id), checks)
+
     async def remove_resting(self, thread_id: str, *, only_unused: bool = False) -> bool:
         """Remove a thread without pending work, and return True if it was removed. A thread
         for which a message is accepted meanwhile is kept; with ``only_unused``, one that ever accepted

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.engine.decoding import read_each
+from perdure.engine.queue.inbox import try_read_postponed
 from perdure.engine.threads import history
 from perdure.langgraph.reading import plain_reading
 from perdure.model.heads import ROOT
-from perdure.model.ops import Fetch, Get
+from perdure.model.ops import Fetch, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import INBOX, Partition
+from perdure.model.records import DOCUMENT, INBOX, Partition
 from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import LATER
 from perdure.model.users import name_user
 from perdure.runtime.agents.run_user import user_of_config
 
@@ -21,6 +23,8 @@ USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
 authentication usually write ``owner``."""
 
 _TITLES = ("title", "name")
+_PAGE = 64
+"""Messages that are read together; each may be large."""
 
 
 def find_user(metadata: Mapping[str, Any]) -> str | None:
@@ -33,13 +37,23 @@ def user_of_options(options: Mapping[str, Any]) -> str | None:
     return user_of_config(options.get("config"))
 
 
-def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
-    """Return the user of an accepted message, ``None`` if it names none or was removed. Used where
-    the thread has no metadata: a run without stored checkpoints leaves none."""
-    (found,) = yield from ask(Fetch(partition, (Get(INBOX, (seq,)),)))
-    return next(
-        (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None
-    )
+def read_message_users(partition: Partition) -> Program[set[str]]:
+    """Return the users whom the stored messages of a thread name: those that wait, are postponed, or were
+    taken by a run. A run that failed may have left nothing else."""
+    users = set[str | None]()
+    for messages in (Range(INBOX), Range(DOCUMENT, (LATER,))):
+        after = None
+        while True:
+            (page,) = yield from ask(Fetch(partition, (messages._replace(limit=_PAGE, after=after),)))
+            if messages.kind is INBOX:
+                found = list(read_each(partition, Message.read, page))
+            else:
+                found = [message for message in map(try_read_postponed, page) if message is not None]
+            users.update(user_of_options(message.options) for message in found)
+            if len(page) < _PAGE:
+                break
+            after = page[-1].key
+    return {user for user in users if user is not None}
 
 
 def read_users(partition: Partition) -> Program[set[str]]:

@@ -58,12 +58,14 @@ class Fired:
         error: The name of the error's type, if there was one.
         then: Called once the cron has moved on. A message accepted once by ``Firing.key`` must be kept until
             then, as the start may be repeated.
+        undo: Removes what was started. Called if the cron was removed meanwhile, as with its user.
     """
 
     after: Due | None
     outcome: Outcome = "started"
     error: str = ""
     then: Callable[[], None] | None = None
+    undo: Callable[[], Awaitable[None]] | None = None
 
 
 Fire = Callable[[Firing], Awaitable[Fired]]
@@ -180,6 +182,8 @@ class CronService:
             context.observers.event(f"cron.{fired.outcome}", **named)
             if fired.then is not None:
                 fired.then()
+        elif fired.undo and await context.database.arun(crons.get(partition, cron.id)) is None:
+            await fired.undo()
         if fired.after is not None and fired.after.due_at is not None:
             self._dispatch.schedule(partition, queue_of(fired.after.due_at), now)
 

@@ -17,7 +17,7 @@ from perdure.database.asynchronous import Database
 from perdure.engine.queue import questions, runs
 from perdure.engine.queue.claims import Claim, Unserved
 from perdure.engine.queue.runs import Ending, Followed, HeldRun
-from perdure.engine.retention import queue_retention
+from perdure.engine.retention import queue_retention, thread_removal
 from perdure.errors import CannotTakeBack, Corrupt, Fenced, Unavailable
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
@@ -434,8 +434,9 @@ class Runner:
         self.activity.count_run(held, ending, now)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.begin_due_summary(held.partition)
-        if held.run.graph == MEMORY:
-            await self.memories.remove_lane_texts(self.graphs.graph(MEMORY, held.partition.tenant), held)
+        is_to_go = held.run.graph == MEMORY and await self.memories.remove_lane_texts(
+            self.graphs.graph(MEMORY, held.partition.tenant), held
+        )
         if replies and self._works:
             self._dispatch.serve_soon((held.partition, OUT))
         elif replies:
@@ -448,6 +449,9 @@ class Runner:
             keep = now - round(self._settings.keep * 1_000_000)
             at = random.random()
             await self._database.arun(queue_retention.forget(held.partition, keep, max_ops, fetched, at))
+        if is_to_go and await self._database.arun(thread_removal.remove_if_idle(held.partition)):
+            self._queues.forget(held.partition)
+            return False
         return lane.is_due(now)
 
     def _add_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:

@@ -6,7 +6,7 @@ idempotency key of its own, so that several processes that start the cron at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -92,10 +92,12 @@ class CronJob:
 
 
 class _Accepted(NamedTuple):
-    """A run that was accepted, and ``then``, which is called once its cron has moved on."""
+    """A run that was accepted; ``then`` is called once its cron has moved on, and ``undo`` if its cron
+    was removed meanwhile."""
 
     run: AcceptedRun
     then: Callable[[], None] | None
+    undo: Callable[[], Awaitable[None]]
 
 
 class CronStarter:
@@ -142,7 +144,8 @@ class CronStarter:
             job = replace(job, last={"at": due_at, "error": kind}, enabled=not is_gone)
             return Fired(_make_due(job, moment), "disabled" if is_gone else "failed", kind)
         started = {"at": due_at, "thread_id": accepted.run.thread_id, "run_id": accepted.run.run_id}
-        return Fired(_make_due(replace(job, last=started), moment), then=accepted.then)
+        after = _make_due(replace(job, last=started), moment)
+        return Fired(after, then=accepted.then, undo=accepted.undo)
 
     async def _is_without_thread(self, tenant: str, job: CronJob) -> bool:
         """Return True if the thread of a cron does not exist any more, also if a later thread has its id."""
@@ -168,11 +171,20 @@ class CronStarter:
         headers = Headers({IDEMPOTENCY_KEY: firing.key})
         modes = tuple(new.stream_mode or ("values",))
         accepted = await submit(caller, headers, job.thread_id, new, modes=modes, is_kept=True)
-        if job.thread_id is not None or job.on_run_completed == "keep":
-            return _Accepted(accepted, None)
-        # The thread is removed only once the cron has moved on: it holds the key by which a second start is
+
+        def remove_later() -> None:
+            self._host.run_in_background(remove_after_run(caller, accepted))
+
+        async def undo() -> None:
+            if job.thread_id is None:
+                await caller.threads.remove(accepted.thread_id)
+            else:
+                await runtime.cancel(accepted.thread_id, accepted.run_id, rollback=True)
+
+        # A thread is removed only once the cron has moved on: it holds the key by which a second start is
         # recognised.
-        return _Accepted(accepted, lambda: self._host.run_in_background(remove_after_run(caller, accepted)))
+        is_kept = job.thread_id is not None or job.on_run_completed == "keep"
+        return _Accepted(accepted, None if is_kept else remove_later, undo)
 
 
 def _make_due(job: CronJob, moment: int) -> Due:

@@ -191,7 +191,7 @@ class _Reading:
             tasks.append(_Task(author, left, count, author.place or (caller.place if caller else "")))
         self.levels.append(_Level(record, tasks, bool(values.get(SENDS))))
 
-    def _list_callers(self, wanted: Collection[str]) -> list[_Task]:
+    def _list_callers(self, wanted: frozenset[str]) -> list[_Task]:
         """Return the tasks of the latest level in which one of the interrupts may have been left."""
         tasks = self.levels[-1].tasks
         return [

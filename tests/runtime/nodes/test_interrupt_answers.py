@@ -1,5 +1,8 @@
 """Answers to questions of subgraphs: one reaches its question, also in a graph that keeps no checkpoints, and
-no other."""
+no other.
+
+Covers perdure.langgraph.reading.asking_tasks.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import RetryPolicy, interrupt
 
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.runtime import Runtime, ask, isolated_subgraph, sleep, wait_for
-from tests.runtime.graphs import Storage, eventually_stored, go, working
+from tests.runtime.graphs import Storage, eventually_stored, go, settings, working
 
 
 class Notes(TypedDict, total=False):
@@ -335,5 +339,145 @@ def test_questions_of_graphs_without_checkpoints_side_by_side_are_refused(memory
             await eventually_stored(is_over)
             await asyncio.sleep(0.6)
             assert await states(runtime) == ["waiting", "failed"]
+
+    go(main())
+
+
+def hidden(*graphs: StateGraph[Any, Any, Any, Any]) -> Node:
+    """A node that calls graphs side by side which LangGraph does not find in it, as a tool does."""
+    known = {"graphs": [graph.compile() for graph in graphs]}
+
+    async def node(state: Notes) -> Notes:
+        ended = await asyncio.gather(*(graph.ainvoke({"notes": []}) for graph in known["graphs"]))
+        return {"notes": [note for each in ended for note in each["notes"]]}
+
+    return node
+
+
+def failing_once() -> Node:
+    failures = ["once"]
+
+    def fail(state: Notes) -> Notes:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": []}
+
+    return fail
+
+
+async def answer_all(runtime: Runtime, *expected: str) -> list[Any]:
+    """Answer the questions, each by its id and in this order, with their own text, and return the notes."""
+    for number, question in enumerate(expected, 1):
+        config: Any = {"configurable": {"thread_id": "ada"}}
+        state = await aread_with_questions(runtime.graph("agent"), config)
+        name = next(each.id for each in state.interrupts if each.value == question)
+        run = await runtime.wait(await runtime.answer("ada", f"to {question}", interrupt_id=name), 30)
+        assert run.state == ("done" if number == len(expected) else "waiting"), run.note
+    state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+    if isinstance(state.values, dict):
+        return list(state.values["notes"])
+    return list(state.values)
+
+
+def test_a_graph_with_checkpoints_that_a_node_calls_asks_as_often_as_it_likes(near: Storage) -> None:
+    async def main() -> None:
+        steps = first, failing_once(), second, first
+        async with working(near.database(), in_a_row(hidden(in_a_row(*steps))).compile()) as runtime:
+            await begin(runtime)
+            notes = await answer_all(runtime, "first?", "second?", "first?")
+            assert notes == ["to first?", "to second?", "to first?"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("order", [("left?", "right?"), ("right?", "left?")])
+@pytest.mark.parametrize("shape", ["nodes", "tasks"])
+def test_questions_side_by_side_below_what_the_graph_shows_are_answered_one_by_one(
+    near: Storage, shape: str, order: tuple[str, str]
+) -> None:
+    def asking(question: str) -> Node:
+        return lambda state: {"notes": [interrupt(question)]}
+
+    async def main() -> None:
+        if shape == "nodes":
+            builder = StateGraph(Notes)
+            for name in ("left", "right"):
+                builder.add_node(name, hidden(in_a_row(asking(f"{name}?")))).add_edge(START, name)
+            graph: Any = builder.compile()
+        else:
+
+            @task
+            async def call(question: str) -> Any:
+                return interrupt(question)
+
+            @entrypoint()
+            async def graph(given: Any) -> list[Any]:
+                return list(await asyncio.gather(call("left?"), call("right?")))
+
+        async with working(near.database(), graph, settings=settings(attempts=1)) as runtime:
+            await begin(runtime)
+            assert await answer_all(runtime, *order) == ["to left?", "to right?"]
+
+    go(main())
+
+
+def test_a_task_that_failed_after_it_took_an_answer_asks_its_next_question(near: Storage) -> None:
+    failures = ["once"]
+
+    @task
+    async def call() -> list[Any]:
+        found = interrupt("first?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return [found, interrupt("second?")]
+
+    @entrypoint()
+    async def graph(given: Any) -> list[Any]:
+        return await call()
+
+    async def main() -> None:
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+            assert await answer_all(runtime, "first?", "second?") == ["to first?", "to second?"]
+
+    go(main())
+
+
+def test_an_answer_that_an_attempt_lost_is_given_to_no_earlier_question(memory: Storage) -> None:
+    """LangGraph stores the answers that a failing try of a task has read, in place of more that it had."""
+    failures = ["once", "twice"]
+
+    def three(state: Notes) -> Notes:
+        notes = [interrupt("one?")]
+        if len(failures) == 1 or (failures and answered["count"] == 3):
+            raise RuntimeError(failures.pop())
+        return {"notes": [*notes, interrupt("two?"), interrupt("three?")]}
+
+    answered = {"count": 0}
+
+    async def main() -> None:
+        async with working(memory.database(), in_a_row(three).compile()) as runtime:
+            await begin(runtime)
+            for question in ("one?", "two?", "three?", "two?", "three?"):
+                answered["count"] += 1
+                state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+                assert [each.value for each in state.interrupts] == [question]
+                run = await runtime.wait(await runtime.answer("ada", f"to {question}"), 30)
+            assert run.state == "done", run.note
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"] == ["to one?", "to two?", "to three?"]
+
+    go(main())
+
+
+def test_an_answer_to_a_stop_before_a_node_reaches_no_second_question(near: Storage) -> None:
+    async def main() -> None:
+        sub = in_a_row(first, failing_once(), second)
+        graph = in_a_row(end, hidden(sub)).compile(interrupt_before=["1"])
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+            run = await runtime.wait(await runtime.answer("ada", "go"), 30)
+            assert (run.state, run.attempts) == ("waiting", 2), run.note
+            assert await answer_all(runtime, "second?") == ["ended", "go", "to second?"]
 
     go(main())

@@ -31,6 +31,7 @@ from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
 from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, find_unanswerable, mark_resume, read_waits
 from perdure.model.write_records import (
+    INTERRUPT,
     NULL_TASK,
     RESUME,
     find_asking_tasks,
@@ -460,6 +461,24 @@ def has_written(partition: Partition, run: Run) -> Program[bool]:
     place = (ROOT, head.fields["checkpoint_id"], NULL_TASK)
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, place),)))
     return any(write.idx >= 0 and belongs(write.nonce, (run.id,)) for write in read_writes(records))
+
+
+def may_have_taken(partition: Partition, run: Run) -> Program[bool]:
+    """Return True if a run has asked, taken an answer, or stored a step of a subgraph, so that an answer
+    without an id, with which it began its step, may have been taken."""
+    (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
+    for head in heads:
+        place = head.key[0], head.fields["checkpoint_id"]
+        made, writes = yield from ask(
+            Fetch(partition, (Get(CHECKPOINT, place), Range(WRITE, place, bodies=False)))
+        )
+        if place[0] != ROOT and _is_made_by(run, made):
+            return True
+        for write in writes:
+            is_of_task = write.key[2] != NULL_TASK and write.fields["channel"] in (INTERRUPT, RESUME)
+            if is_of_task and belongs(write.fields["nonce"], (run.id,)):
+                return True
+    return False
 
 
 def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:

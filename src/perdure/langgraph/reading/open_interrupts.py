@@ -98,7 +98,7 @@ def _read_open(
     wanted = {write.task_id: write.ref for write in asking}
     trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
     return head, [
-        found for tree in trees.values() for found in _read_interrupts(_serde.value(*join_tree(tree)))
+        found for tree in trees.values() for found in read_interrupts(_serde.value(*join_tree(tree)))
     ]
 
 
@@ -126,7 +126,7 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def _read_interrupts(value: Any) -> Iterator[tuple[str, Any]]:
+def read_interrupts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the id and the value of each interrupt in the plain form of a task's write."""
     if isinstance(value, list | tuple):
         interrupts: Iterable[Any] = value

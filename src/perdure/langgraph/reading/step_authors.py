@@ -9,14 +9,19 @@ from typing import NamedTuple, cast
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from langgraph.constants import START
 
+from perdure.engine.threads import chunk_reads, history
+from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.langgraph.migration.schema_task_ids import PULL, PUSH, SENDS, TaskPlace
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.model_calls import ModelCall, calls_in
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree, pack_tree
 from perdure.model.values.refs import MSGPACK
 from perdure.model.values.tree import EncodedList, Tree
-from perdure.model.write_records import ERROR_SOURCE
+from perdure.model.write_records import ERROR_SOURCE, NULL_TASK, visible
 from perdure.schema.changes import BRANCH
 
 _MARK = b"additional_kwargs"
@@ -117,7 +122,55 @@ class TaskAuthor:
         return None if self.is_call else start, None if self.is_call and span is None else end
 
 
-def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: Sequence[str]) -> None:
+def load_authors(
+    partition: Partition,
+    digest: Digester,
+    records: Sequence[CheckpointRecord],
+    names: Sequence[str],
+    chunks: ChunkReader | None = None,
+    reader: MessageReader | None = None,
+) -> Program[dict[str, dict[str, TaskAuthor]]]:
+    """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        records: The checkpoints, at least one.
+        names: Nodes that the tasks may be of, if their paths do not say it.
+        chunks: Reads the chunks.
+        reader: Reads the messages and calls of models in the writes; without one they are left out.
+    """
+    found = yield from history.read_pending_writes(partition, records[0].namespace, [r.id for r in records])
+    writes = {name: visible(some) for name, some in found.items()}
+    refs = {
+        f"{name}|{number}": write.ref
+        for name, some in writes.items()
+        for number, write in enumerate(some)
+        if reader is not None and may_have_messages(write.channel)
+    }
+    trees, _ = yield from chunk_reads.resolve(partition, refs, digest, chunks)
+    out: dict[str, dict[str, TaskAuthor]] = {}
+    for record in records:
+        authors: dict[str, TaskAuthor] = {}
+        for number, write in enumerate(writes[record.id]):
+            if write.task_id == NULL_TASK:
+                continue
+            author = authors.setdefault(write.task_id, TaskAuthor(write.task_id, write.task_path))
+            author.writes.append(write)
+            tree = trees.get(f"{record.id}|{number}")
+            if tree is not None and reader is not None:
+                calls, messages = reader.read(tree)
+                author.calls += calls
+                author.messages += messages
+        _find_nodes(authors.values(), record, names)
+        if SENDS in record.refs and any(author.node is None for author in authors.values()):
+            sent, _ = yield from chunk_reads.resolve(partition, {SENDS: record.refs[SENDS]}, digest, chunks)
+            _find_nodes(authors.values(), record, [*_find_sent_nodes(*join_tree(sent[SENDS])), *names])
+        out[record.id] = authors
+    return out
+
+
+def _find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: Sequence[str]) -> None:
     """Find the nodes and namespaces of a checkpoint's tasks. The node of a task started by ``Send`` or by
     another task is the one from whose name LangGraph computes the task's id."""
     by_path: dict[str, TaskAuthor] = {}
@@ -150,7 +203,7 @@ def is_of_node(path: str) -> bool:
     return path != _INPUT and not path.startswith(_UPDATE)
 
 
-def find_sent_nodes(kind: int, body: bytes) -> list[str]:
+def _find_sent_nodes(kind: int, body: bytes) -> list[str]:
     """Return the nodes that a stored list of ``Send`` starts, each once."""
     value: object = _serde.value(kind, body)
     nodes: dict[str, None] = {}

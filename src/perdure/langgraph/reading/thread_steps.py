@@ -16,15 +16,13 @@ from langgraph.constants import START
 from perdure.engine.threads import chunk_reads, history
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.undisturbed import read_undisturbed
-from perdure.langgraph.migration.schema_task_ids import SENDS
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.step_authors import (
     MessageReader,
     TaskAuthor,
     WrittenMessage,
-    find_nodes,
-    find_sent_nodes,
     is_of_node,
+    load_authors,
     may_have_messages,
 )
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -34,8 +32,6 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import join_tree
-from perdure.model.write_records import NULL_TASK, visible
 from perdure.schema.changes import BRANCH
 
 STEPS = 50
@@ -223,8 +219,10 @@ class _Reading:
         if open_parent is not None:
             ids.insert(0, open_parent.id)
         tasks: dict[str, dict[str, TaskAuthor]] = {}
+        reader = self.reader if self.with_messages else None
         for at in range(0, len(ids), _AT_ONCE):
-            tasks |= yield from self._load_authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
+            some = [by_id[name] for name in ids[at : at + _AT_ONCE]]
+            tasks |= yield from load_authors(self.partition, self.digest, some, names, self.chunks, reader)
         steps: list[ThreadStep] = []
         if (
             open_parent is not None
@@ -275,43 +273,6 @@ class _Reading:
         trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest, self.chunks)
         calls = (call for tree in trees.values() for call in self.reader.read(tree)[0])
         return {call.id for call in calls if call.id is not None}
-
-    def _load_authors(
-        self, records: Sequence[CheckpointRecord], names: Sequence[str]
-    ) -> Program[dict[str, dict[str, TaskAuthor]]]:
-        """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
-        found = yield from history.read_pending_writes(
-            self.partition, records[0].namespace, [r.id for r in records]
-        )
-        writes = {name: visible(some) for name, some in found.items()}
-        refs = {
-            f"{name}|{number}": write.ref
-            for name, some in writes.items()
-            for number, write in enumerate(some)
-            if self.with_messages and may_have_messages(write.channel)
-        }
-        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest, self.chunks)
-        out: dict[str, dict[str, TaskAuthor]] = {}
-        for record in records:
-            authors: dict[str, TaskAuthor] = {}
-            for number, write in enumerate(writes[record.id]):
-                if write.task_id == NULL_TASK:
-                    continue
-                author = authors.setdefault(write.task_id, TaskAuthor(write.task_id, write.task_path))
-                author.writes.append(write)
-                tree = trees.get(f"{record.id}|{number}")
-                if tree is not None:
-                    calls, messages = self.reader.read(tree)
-                    author.calls += calls
-                    author.messages += messages
-            find_nodes(authors.values(), record, names)
-            if SENDS in record.refs and any(author.node is None for author in authors.values()):
-                sent, _ = yield from chunk_reads.resolve(
-                    self.partition, {SENDS: record.refs[SENDS]}, self.digest, self.chunks
-                )
-                find_nodes(authors.values(), record, [*find_sent_nodes(*join_tree(sent[SENDS])), *names])
-            out[record.id] = authors
-        return out
 
     def _add_subgraphs(
         self, step: ThreadStep, subgraphs: Mapping[str, Sequence[str]], depth: int

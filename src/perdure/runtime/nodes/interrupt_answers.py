@@ -2,21 +2,21 @@
 
 An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
 where the task's next interrupt would find it. That form is used only for a stop before or after a node, which
-has no id, and for a task that is not stored and has another id each time; such an answer is removed when the
-run asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken,
-and what a command writes.
+has no id, and for the only question of a thread if it is not that of a stored task: only such a task has the
+same id again. Such an answer is removed when the run asks again. A later attempt leaves out what an earlier
+one has stored: the answers that tasks have taken, and what a command writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, PendingWrite
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.types import Command, StateSnapshot
+from langgraph.types import Command
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import questions
@@ -24,11 +24,13 @@ from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import with_lease
-from perdure.langgraph.reading.open_interrupts import interrupt_id, is_by_name
+from perdure.langgraph.reading import asking_tasks
+from perdure.langgraph.reading.asking_tasks import AskingTask
+from perdure.langgraph.reading.open_interrupts import is_by_name
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
-from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME
+from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.runtime.agents.run_context import with_configurable
 
 
@@ -79,54 +81,64 @@ async def select_still_to_give(
         return StillToGive(_without_empty(command))
     answers = _map_by_id(command.resume, message.options.get(ANSWERS, ()))
     if answers is None:
-        return StillToGive(await _select_answer_to_pause(graph, saver, config, held, command))
+        return StillToGive(await _select_answer_to_pause(saver, config, held, command, database))
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
-    levels = await _load_levels(graph, saver, config)
-    asked = {name for level in levels for name in level.asked}
-    answered = {name for level in levels for name in level.answered}
-    asking = _find_asking_tasks(levels)
-    of_unstored = answers.keys() - asked - answered
-    kept_by_none = frozenset(task for name, task in asking.items() if name in of_unstored)
-    # A graph with checkpoints that is elsewhere may have gone on with the answer, or was begun anew.
-    has_moved = any(
-        task in level.states and (level.states[task].next or not held.run.is_fresh)
-        for task in kept_by_none
-        for level in levels
+    tasks = await _read_tasks(database, held, moved, answers)
+    kept_by_none = frozenset(
+        task.task_id for task in tasks.values() if not task.is_own and (task.is_sole or held.run.is_fresh)
     )
-    # An attempt that failed within a graph without checkpoints has kept nothing of the answer: the next one
-    # gives it again.
-    is_needed = not has_moved and (held.run.is_fresh or asking.keys() == of_unstored)
-    if len(answers) == 1 and of_unstored and is_needed:
-        (only_answer,) = answers.values()
-        if only_answer is not None:
-            return StillToGive(replace(command, resume=only_answer), kept_by_none)
-    if not held.run.is_fresh:
-        answers = {name: answer for name, answer in answers.items() if name not in answered}
+    if (only := _find_unnamed(answers, tasks)) is not None and (held.run.is_fresh or not moved):
+        return StillToGive(replace(command, resume=only), kept_by_none)
+    # Not to a task that has answered: LangGraph would give the answer to its next question.
+    by_id = {name: answers[name] for name, task in tasks.items() if task.is_own is not False}
     await remove_unnamed(saver, config, held)
-    return StillToGive(_without_empty(replace(command, resume=answers or None)), kept_by_none)
+    return StillToGive(_without_empty(replace(command, resume=by_id or None)), kept_by_none)
+
+
+async def _read_tasks(
+    database: DatabaseHandle,
+    held: HeldRun,
+    moved: Mapping[str, str],
+    names: Collection[str] | None = None,
+) -> dict[str, AskingTask]:
+    reading = asking_tasks.read(held.partition, database.digest, moved, held.run.id, names)
+    return await database.arun(reading)
+
+
+def _find_unnamed(answers: Mapping[str, Any], tasks: Mapping[str, AskingTask]) -> Any:
+    """Return the answer that has to be given without its id, ``None`` if there is none: that to the only
+    question of a thread, if a graph without checkpoints may have asked it."""
+    if len(answers) != 1 or len(tasks) != 1:
+        return None
+    ((name, task),) = tasks.items()
+    return answers[name] if not task.is_own and task.is_sole else None
 
 
 async def refuse_to_ask_again(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, answered: Collection[str]
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    held: HeldRun,
+    answered: Collection[str],
+    database: DatabaseHandle,
 ) -> None:
     """Raise ``NotAllowed`` if tasks ask again after a run that answered a question of a graph without
-    checkpoints below them. Nothing keeps the answer: the next one would start the graph anew, and reach its
+    checkpoints in them. Nothing keeps the answer: the next one would start the graph anew, and reach its
     first question, so that a wait with a deadline would go on for ever."""
     saver = graph.checkpointer
     if not answered or not isinstance(saver, PerdureSaver):
         return
-    levels = await _load_levels(graph, saver, config)
-    kept = {task for level in levels for task in level.kept}
-    again = set(_find_asking_tasks(levels).values()).intersection(answered) - kept
-    if not again:
+    moved = await saver.amoved_interrupts(config)
+    tasks = await _read_tasks(database, held, moved)
+    # A task that is not known by name, and has taken answers, asks itself.
+    again = (task for task in tasks.values() if task.is_own is not None or not task.has_answers)
+    if (found := next((task for task in again if task.task_id in answered), None)) is None:
         return
-    name = next(level.names[task] for level in levels for task in again if task in level.names)
     raise NotAllowed(
-        f"node {name!r} waits again, after the answer to a question, sleep or wait of a graph in it that "
-        "keeps no checkpoints: such a graph begins again with each answer, and forgets the one before. Let "
-        "it wait once, not side by side with others, and for something other than None; or let it keep "
+        f"node {found.node!r} waits again, after the answer to a question, sleep or wait of a graph in it "
+        "that keeps no checkpoints: such a graph begins again with each answer, and forgets the one before. "
+        "Let it wait once, not side by side with others, and for something other than None; or let it keep "
         "checkpoints (compile it without checkpointer=False, and add it as a node in place of "
         "isolated_subgraph); or wait in a node of its own"
     )
@@ -149,17 +161,17 @@ def _without_empty(command: Command[Any]) -> Command[Any] | None:
 
 
 async def _select_answer_to_pause(
-    graph: Pregel[Any, Any, Any, Any],
     saver: PerdureSaver,
     config: RunnableConfig,
     held: HeldRun,
     command: Command[Any],
+    database: DatabaseHandle,
 ) -> Command[Any] | None:
     """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
     gives it to the interrupt that comes first."""
     if not held.run.is_fresh:
         await remove_unnamed(saver, config, held)
-        if any(level.answered for level in await _load_levels(graph, saver, config)):
+        if await database.arun(questions.may_have_taken(held.partition, held.run)):
             command = replace(command, resume=None)
     return _without_empty(command)
 
@@ -196,56 +208,3 @@ async def remove_unnamed(
     configurable = with_lease(head.config.get("configurable", {}), held.epoch)
     # A stored None counts as no answer; an answer that is None therefore has to be given by id.
     await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
-
-
-class _Level:
-    """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
-    next. ``tasks`` are the tasks by the ids of the interrupts that they and the graphs in them have left,
-    ``names`` their nodes. ``kept`` are the calls of functional tasks whose answers are stored: only their
-    caller is among the tasks of a state. ``ended`` are the tasks that have a result, ``states`` what
-    the graphs with checkpoints in them have stored."""
-
-    def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
-        self.tasks = {asked.id: task.id for task in state.tasks for asked in task.interrupts}
-        self.names = {task.id: task.name for task in state.tasks}
-        self.states = {task.id: task.state for task in state.tasks if isinstance(task.state, StateSnapshot)}
-        calls = [write for write in writes if write[0] not in {*self.names, NULL_TASK}]
-        self.ended = {task_id for task_id, channel, _ in writes if channel not in WRITES_IDX_MAP}
-        self.kept = {call for call, channel, _ in calls if channel == RESUME}
-        for call, channel, left in calls:
-            for asked in left if channel == INTERRUPT else ():
-                self.names[call] = self.names.get(self.tasks.get(asked.id, ""), "")
-                self.tasks[asked.id] = call
-        within = state.config.get("configurable", {}).get("checkpoint_ns", "")
-        self.asked: set[str] = set()
-        self.answered: set[str] = set()
-        for task in state.tasks:
-            place = "|".join(filter(None, (within, f"{task.name}:{task.id}")))
-            answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
-            # Old releases of LangGraph stored a single answer, not a list.
-            count = len(answers) if isinstance(answers, list) else 1
-            self.answered.update(interrupt_id(place, number) for number in range(count))
-            self.asked.add(interrupt_id(place, count))
-
-
-async def _load_levels(
-    graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
-) -> list[_Level]:
-    """Return the levels of a thread's state: that of the graph, and those of its subgraphs."""
-    return [level async for level in _walk_levels(saver, await aread_state(graph, config, subgraphs=True))]
-
-
-def _find_asking_tasks(levels: Sequence[_Level]) -> dict[str, str]:
-    """Return the innermost stored task that has left an interrupt and has not ended, by the interrupt's
-    id."""
-    return {name: task for level in levels for name, task in level.tasks.items() if task not in level.ended}
-
-
-async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
-    """Yield a state, and the states of the subgraphs that its tasks run."""
-    stored = await saver.aget_tuple(state.config)
-    found = _Level(state, () if stored is None else stored.pending_writes or ())
-    yield found
-    for below in found.states.values():
-        async for level in _walk_levels(saver, below):
-            yield level

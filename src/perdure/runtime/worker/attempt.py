@@ -204,7 +204,7 @@ async def _attempt(
     held = views.steering.add_taken(held)
     interrupts = read_mapping(values).get(INTERRUPT, ())
     if interrupts:
-        await refuse_to_ask_again(graph, head_config, answered)
+        await refuse_to_ask_again(graph, head_config, held, answered, views.steering.database)
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or has_channel:

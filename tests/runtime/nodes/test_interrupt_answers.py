@@ -400,7 +400,7 @@ def test_questions_side_by_side_below_what_the_graph_shows_are_answered_one_by_o
 
     async def main() -> None:
         if shape == "nodes":
-            builder = StateGraph(Notes)
+            builder: StateGraph[Any, Any, Any, Any] = StateGraph(Notes)
             for name in ("left", "right"):
                 builder.add_node(name, hidden(in_a_row(asking(f"{name}?")))).add_edge(START, name)
             graph: Any = builder.compile()

@@ -400,9 +400,10 @@ def test_questions_side_by_side_below_what_the_graph_shows_are_answered_one_by_o
 
     async def main() -> None:
         if shape == "nodes":
-            builder: StateGraph[Any, Any, Any, Any] = StateGraph(Notes)
+            builder = StateGraph(Notes)
             for name in ("left", "right"):
-                builder.add_node(name, hidden(in_a_row(asking(f"{name}?")))).add_edge(START, name)
+                node: Any = hidden(in_a_row(asking(f"{name}?")))
+                builder.add_node(name, node).add_edge(START, name)
             graph: Any = builder.compile()
         else:
 

@@ -153,7 +153,7 @@ def mark_given(answer: Any) -> Any:
 
 def unmark(answer: Any) -> Any:
     """Return the answer that ``mark_given`` has enclosed, and any other as it is."""
-    if isinstance(answer, Mapping) and answer.keys() == {_MARK, _ANSWER} and answer[_MARK] == _GIVEN:
+    if isinstance(answer, Mapping) and set(answer) == {_MARK, _ANSWER} and answer[_MARK] == _GIVEN:
         return answer[_ANSWER]
     return answer
 

@@ -170,6 +170,28 @@ def test_pruning_twice_is_pruning_once(
     assert [name for name in again.removed if name[0] == ""] == []
 
 
+@given(threads(), st.integers(1, 3), st.data())
+def test_no_place_and_no_plan_changes_while_the_roots_are_removed(
+    thread: tuple[list[CheckpointRecord], dict[str, str], set[Name]], last: int, data: st.DataObject
+) -> None:
+    found, heads, tags = thread
+    plan = plan_retention(found, heads, tags, make_newest_rule(last))
+    roots = {name for name in plan.removed if name[0] == ""}
+    gone = data.draw(st.sets(st.sampled_from(sorted(roots)))) if roots else set[Name]()
+    before = {c.name: c for c in found}
+    assert plan.placed.keys() <= plan.removed
+    now = {n: plan.placed.get(n) or plan.relinked.get(n) or c for n, c in before.items() if n not in gone}
+    for name, root in now.items():
+        if name[0] == "" and name not in roots:
+            was, now_is = strict(before, root.id), strict(now, root.id)
+            for sub in (c for c in now.values() if c.namespace and c.name not in plan.removed):
+                assert is_before(sub, now_is, now) == is_before(before[sub.name], was, before)
+            for sub in (c for c in now.values() if c.name in plan.removed and c.namespace):
+                assert is_before(before[sub.name], was, before) or not is_before(sub, now_is, now)
+    again = plan_retention(now.values(), heads, tags, make_newest_rule(last))
+    assert again.removed == plan.removed - gone
+
+
 @given(threads())
 def test_removing_runs_removes_them_alone(
     thread: tuple[list[CheckpointRecord], dict[str, str], set[Name]],

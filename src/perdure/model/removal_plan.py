@@ -28,6 +28,8 @@ class Plan:
     Attributes:
         removed: the checkpoints to remove.
         relinked: the survivors whose links change, by name.
+        placed: subgraphs' checkpoints among the removed ones, by name, that would count as older once their
+            root checkpoints are gone. In these records they name the root checkpoint also as ``root_head``.
         heads: the operations on heads.
         writes: the operations on pending writes, by the checkpoint with which they are removed.
     """
@@ -36,6 +38,7 @@ class Plan:
     relinked: Mapping[Name, CheckpointRecord]
     heads: Sequence[Put | Delete] = ()
     writes: Mapping[Name, Sequence[Op]] = field(default_factory=dict[Name, Sequence[Op]])
+    placed: Mapping[Name, CheckpointRecord] = field(default_factory=dict[Name, CheckpointRecord])
 
     @property
     def is_empty(self) -> bool:
@@ -265,18 +268,30 @@ def _make_plan(
             replaced = _find_replaced_head(checkpoint, group, kept_here, may_skip)
             if replaced != changed.replaced_head:
                 changed = changed._replace(prior=replaced or ORIGIN)
-            root = checkpoint.root
             if namespace == "":
                 passed = ancestry.find_passed(checkpoint_id, kept_here, named)
                 if passed != checkpoint.passed:
                     changed = changed._replace(passed=passed)
-            elif root and root not in kept[""] and ancestry.has(root) and checkpoint.root_head != root:
-                # As the root was stored, it is the checkpoint's place, and not the head at the time.
-                changed = changed._replace(root_head=root)
+            elif _loses_place(checkpoint, kept[""], ancestry):
+                changed = changed._replace(root_head=checkpoint.root)
             if changed is not checkpoint:
                 relinked[namespace, checkpoint_id] = changed
-    removed = ((namespace, i) for namespace, group in groups.items() for i in group.keys() - kept[namespace])
-    return Plan(frozenset(removed), relinked)
+    removed = [group[i] for namespace, group in groups.items() for i in group.keys() - kept[namespace]]
+    # No other root checkpoint is an ancestor of a survivor once the links are changed.
+    places = {ORIGIN, *kept[""], *named}
+    placed = {
+        checkpoint.name: checkpoint._replace(root_head=checkpoint.root)
+        for checkpoint in removed
+        if (checkpoint.root_head or ORIGIN) in places and _loses_place(checkpoint, kept[""], ancestry)
+    }
+    return Plan(frozenset(checkpoint.name for checkpoint in removed), relinked, placed=placed)
+
+
+def _loses_place(checkpoint: CheckpointRecord, kept_roots: Collection[str], ancestry: _Ancestry) -> bool:
+    """Return True if a subgraph's checkpoint has to name its root checkpoint as ``root_head``, too: as that
+    was stored, it is the checkpoint's place, and not the head at the time."""
+    root = checkpoint.root
+    return bool(root) and root not in kept_roots and ancestry.has(root) and checkpoint.root_head != root
 
 
 def _find_replaced_head(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import perdure
@@ -22,10 +22,11 @@ from perdure.engine.retention.checkpoint_removal import prune
 from perdure.engine.threads.chunk_reads import ChunkReader, reachable
 from perdure.engine.threads.tags import set_tag
 from perdure.engine.threads.thread_records import Contents, read, references
-from perdure.engine.threads.thread_state import load_view
+from perdure.engine.threads.thread_state import HeadView, View, load_view
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound, Unavailable
 from perdure.langgraph.saver import PerdureSaver
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, OF_THREAD, TAG, WRITE, Partition
@@ -85,11 +86,35 @@ def assert_sound(memory: MemoryDriver) -> Contents:
     return contents
 
 
+def branched(*subgraph: CheckpointRecord) -> Contents:
+    """A thread of three root checkpoints of which none is another's ancestor, with the head on the first, and
+    with these checkpoints of a subgraph. To keep the newest one removes the second."""
+    roots = [checkpoint("", n, None) for n in (1, 2, 3)]
+    heads = {"": HeadView(1, "#1", 1), "sub": HeadView(1, subgraph[-1].id, len(subgraph))}
+    return Contents(HERE, View(heads[""], 1, 1, None, "#1"), heads, (), [*roots, *subgraph], [])
+
+
+OFF_BRANCH = checkpoint("sub", 2, "sub#1", root="#2")
+ON_THIRD = checkpoint("sub", 3, "sub#2", root="#3")
+AFTER_EACH: list[tuple[int, Any]] = [(1, "after")] * 4
+
+
 @given(
     stored_threads(),
     st.sampled_from(PLANNERS),
     st.integers(6, 40),
     st.lists(st.tuples(st.integers(1, 8), st.sampled_from(["before", "after"])), max_size=4),
+)
+# Replays of both branches that stay load sub#1, and not sub#2, which stays as the head of its namespace.
+@example(branched(checkpoint("sub", 1, None), OFF_BRANCH), PLANNERS[0], 6, AFTER_EACH)
+# … and not sub#2, which is removed after its root.
+@example(branched(checkpoint("sub", 1, None), OFF_BRANCH, ON_THIRD), PLANNERS[0], 6, AFTER_EACH)
+# … and sub#2 does not look like one of a run that goes on under the head.
+@example(
+    branched(checkpoint("sub", 1, None), OFF_BRANCH._replace(root_head="#1"), ON_THIRD),
+    PLANNERS[0],
+    6,
+    AFTER_EACH,
 )
 def test_whatever_kills_it_a_removal_ends_with_what_was_planned(
     contents: Contents, how: tuple[Planner, frozenset[str]], ops: int, kills: list[tuple[int, Any]]
@@ -115,15 +140,7 @@ def test_whatever_kills_it_a_removal_ends_with_what_was_planned(
         # That the root was emptied is not seen again once it is: what others left under it stays.
         assert not {name for name in left - stay if by_name[name].run_id in how[1]}
     else:
-        # Cut short, a subgraph's checkpoint whose root went first looks like one of a run that goes on under
-        # the present head: it goes when the head has moved.
-        head = after.latest.get("")
-        open_ones = {
-            c.name
-            for c in after.checkpoints
-            if kills and c.root is not None and ("", c.root) not in left and c.root_head == head
-        }
-        assert left - open_ones <= stay
+        assert left <= stay
         assert unneeded or planner(after).is_empty
     if not kills and not plan.is_empty:
         reader = ChunkReader(HERE, DIGEST)
@@ -272,6 +289,45 @@ def test_a_prune_that_is_cut_short_anywhere_leaves_a_sound_thread_and_is_finishe
         sound.checkpointer().prune(["ada"], keep_last=5)
         assert count(sound) == {"head": 6, "checkpoint": 10, "write": 0}
     assert step > 8
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_prune_that_is_cut_short_anywhere_leaves_a_replay_the_state_of_its_branch(
+    goes_on: bool,
+) -> None:
+    step, is_cut = 0, True
+    while is_cut:
+        step, is_cut = step + 1, False
+        narrow = Narrow(MemoryDriver(), CommitLimits(ops=6, bytes=LIMITS.bytes))
+        sound = open_database("memory://", wrap=always(narrow))
+        saver = sound.checkpointer()
+        put(saver, at(thread="ada"), "r1")
+        put(saver, at(thread="ada", namespace="sub"), "s1", root="r1")
+        # A background writer may store a subgraph's checkpoint before the root's.
+        put(saver, at("s1", thread="ada", namespace="sub"), "s-left", root="left")
+        put(saver, at("r1", thread="ada"), "left")
+        put(saver, at("r1", thread="ada"), "right", source="fork")
+        if goes_on:
+            put(saver, at("s1", thread="ada", namespace="sub"), "s-right", root="right")
+        fault = Fault(step, fail("unavailable"), "after")
+        db = open_database("memory://", wrap=always(FaultyDriver(narrow, fault, counts=[Commit])))
+        try:
+            db.checkpointer().prune(["ada"], keep_last=1)
+        except Unavailable:
+            is_cut = True
+            assert loaded_by_replay(sound, "right") == "s1", step
+        sound.checkpointer().prune(["ada"], keep_last=1)
+        assert loaded_by_replay(sound, "right") == "s1", step
+        left = {(row.key[0], row.key[1]) for row in rows(sound, ADA, CHECKPOINT)}
+        assert left == {("", "right"), ("sub", "s1"), ("sub", "s-right" if goes_on else "s-left")}, step
+    assert step > 3
+
+
+def loaded_by_replay(db: perdure.SyncDatabase, root: str) -> str:
+    """The id of the subgraph's checkpoint that a replay of a root checkpoint loads."""
+    place = at(thread="ada", namespace="sub")
+    newest = next(iter(db.checkpointer().list(place, before=at(root, thread="ada"), limit=1)))
+    return newest.checkpoint["id"]
 
 
 def test_a_checkpoint_that_comes_between_two_parts_keeps_its_parent() -> None:

@@ -1,9 +1,9 @@
 """Executor of plans: removes checkpoints of a thread, their writes, and then the chunks that nothing needs.
 
-Commits remove checkpoints, those of the root's namespace first. Each raises the thread's collection
-generation, so that every write planned before it is planned again. Chunks that nothing needs any more are
-collected after that. If the process is killed in between, the thread is sound, and the next removal takes the
-rest.
+Commits change links, and then remove checkpoints, those of the root's namespace first. Each raises the
+thread's collection generation, so that every write planned before it is planned again. Chunks that nothing
+needs any more are collected after that. If the process is killed in between, the thread is sound, and the
+next removal takes the rest of what was planned.
 """
 
 from __future__ import annotations
@@ -235,16 +235,17 @@ def _divide(
 ) -> list[list[Op]]:
     """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
 
-    Heads move first, and in a namespace links come before removals: if the process is killed in between, no
-    survivor has lost its parent. A checkpoint's writes are removed before it, because a later plan would not
-    find writes whose checkpoint is gone. A whole namespace is removed by one commit. The root's namespace
-    comes before the others, so that no root checkpoint stays whose subgraphs are gone. If the whole root is
-    removed, so are the subgraphs that keep their state from run to run, in the same commit or before it: a
-    new run must not find their state.
+    Heads move before anything is removed, and links change in all namespaces: if the process is killed in
+    between, no survivor has lost its parent, and no subgraph's checkpoint its place among those of the root,
+    so that a replay and the next plan choose as before. For the same reason, a plan of several commits first
+    notes the places of the subgraphs' checkpoints that it removes after their root checkpoints.
+
+    A checkpoint's writes are removed before it, because a later plan would not find writes whose checkpoint
+    is gone. A whole namespace is removed by one commit. The root's namespace comes before the others, so that
+    no root checkpoint stays whose subgraphs are gone. If the whole root is removed, so are the subgraphs that
+    keep their state from run to run, in the same commit or before it: a new run must not find their state.
     """
     groups: dict[str, list[Sequence[Op]]] = {ROOT: []}
-    for record in relinked:
-        groups.setdefault(record.namespace, []).append((record.put(Expect.PRESENT),))
     for name, ops in plan.writes.items():
         if name not in plan.removed:
             groups.setdefault(name[0], []).append(ops)
@@ -264,8 +265,19 @@ def _divide(
     units = staying + leaving
     if ROOT in head_removals:
         units = leaving + staying
+    links = [record.put(Expect.PRESENT) for record in relinked]
+    parts = _fill_commits(contents, budget, [*([(op,)] for op in (*moves, *links)), *units])
+    if len(parts) == 1:
+        return parts
+    places = [[(record.put(Expect.PRESENT),)] for record in plan.placed.values()]
+    return [*_fill_commits(contents, budget, places), *parts]
+
+
+def _fill_commits(
+    contents: Contents, budget: Budget, units: Iterable[Sequence[Sequence[Op]]]
+) -> list[list[Op]]:
     filler = _CommitFiller(contents, budget)
-    for unit in (*([(move,)] for move in moves), *units):
+    for unit in units:
         filler.add(unit)
     filler.end()
     return filler.parts

@@ -296,11 +296,15 @@ def address_answer(
     return replace(message, options=options), unchanged
 
 
-def _mark_answers(payload: Mapping[str, Any], asked: Sequence[str], run: Run) -> Mapping[str, Any]:
+def _mark_answers(payload: Any, asked: Sequence[str], run: Run) -> Any:
     """Return the payload of a person's answer so that it is not taken for the mark of a deadline."""
+    if not isinstance(payload, Mapping):
+        return payload
     if COMMAND in payload:
         return {**payload, COMMAND: _mark_answers(payload[COMMAND], asked, run)}
-    return {**payload, ANSWER: mark_resume(payload[ANSWER], asked, read_waits(run.note))}
+    if ANSWER in payload:
+        return {**payload, ANSWER: mark_resume(payload[ANSWER], asked, read_waits(run.note))}
+    return payload
 
 
 def _without_start(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Sessions:
         await self._change(chat, topic, note)
 
     async def _change(self, chat: str, topic: str, change: Callable[[SessionList], SessionList]) -> bool:
-        """Store the changed sessions of a chat, and return False if there is no change."""
+        """Store the changed sessions of a chat, and return False if they are as before."""
         is_changed = False
 
         def alter(before: Document | None) -> Mapping[str, Any] | None:

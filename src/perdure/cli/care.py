@@ -225,7 +225,7 @@ def _make_progress_printer() -> Any:
 
 
 _REMOVED = {True: "would be removed", False: "removed"}
-"""What happened to removed objects, by whether the run was a dry one."""
+"""Words for removed objects, by whether the run was a dry one."""
 
 
 def _describe_sweep(swept: RetentionResult, dry_run: bool = False) -> str:

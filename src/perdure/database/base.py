@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Generic, cast
 
@@ -30,7 +31,7 @@ DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langg
 Store = TypeVar("Store", bound="PerdureStore", default="PerdureStore", covariant=True)
 
 
-class DatabaseBase(Generic[Store]):
+class DatabaseBase(ABC, Generic[Store]):
     """An open database, made by ``connect`` or ``connect_sync``; OS threads and event loops can share it.
 
     What needs LangGraph is imported when it is first used: its imports take over a second, and a command that
@@ -144,8 +145,8 @@ class DatabaseBase(Generic[Store]):
         self._handle.add_store(store)
         return store
 
-    def _store_class(self) -> type[Store]:
-        raise NotImplementedError
+    @abstractmethod
+    def _store_class(self) -> type[Store]: ...
 
     def _owner(self, tenant: str | None) -> str:
         if tenant is None:

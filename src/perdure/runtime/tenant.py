@@ -46,7 +46,7 @@ from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
 _STOPS: Mapping[bool, Stop] = {False: INTERRUPT_RUN, True: ROLLBACK}
-"""How a run is ended, without and with ``rollback``."""
+"""Ways to end a run, without and with ``rollback``."""
 _MODES: Mapping[bool, Mode] = {False: "enqueue", True: "coalesce"}
 """The mode of a message, without and with ``coalesce``."""
 _OF_THE_QUESTION = ""

@@ -1,4 +1,4 @@
-"""What the holder of a run does with it: renew its lease, put it off, excuse an attempt, or end it.
+"""Programs of the worker that holds a run: it renews its lease, postpones it, excuses an attempt, or ends it.
 
 Every write checks the epoch that the run's claim has set (``engine.queue.claims``).
 """

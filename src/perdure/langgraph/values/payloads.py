@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import ormsgpack
@@ -17,12 +18,12 @@ CODEC_EXT = 65
 UNPACK_OPTIONS = ormsgpack.OPT_NON_STR_KEYS
 
 
-class PayloadReader:
+class PayloadReader(ABC):
     """Reads payloads. What becomes of a stored object is decided by the class that unpacks it."""
 
+    @abstractmethod
     def unpack(self, body: bytes) -> Any:
         """Unpack a value."""
-        raise NotImplementedError
 
     def value(self, payload_type: int, body: bytes) -> Any:
         """Return the value of a payload."""

@@ -44,8 +44,8 @@ PushConfig = dict[str, Any]
 
 
 class Unsent(NamedTuple):
-    """What has still to be sent of a notice. ``receivers`` is the number of all receivers of the task; with
-    ``was_refused`` one of them has refused the notice for good."""
+    """Requests of a notice that have still to be sent. ``receivers`` is the number of all receivers of the
+    task; with ``was_refused`` one of them has refused the notice for good."""
 
     notices: Sequence[TaskNotice] = ()
     receivers: int = 0

@@ -280,6 +280,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("threads", "show", TALK),
     ("runs", "ls"),
     ("runs", "ls", "--by-error"),
+    ("runs", "ls", "--by-error", "--since", "1h"),
     ("top", "--once"),
     ("top", "--growth"),
     ("runs", "ls", "--graph-version", "no such version"),
@@ -327,7 +328,7 @@ def test_commands_read_what_they_show(console: Console) -> None:
         line = told(" ".join(words), cost)
         print(f"{line}; {shown.count(chr(10)):,} lines")
         reads_all = words[:2] == ("threads", "ls") and "-n" not in words and "--status" not in words
-        if reads_all or words == ("top", "--nodes"):
+        if reads_all or words in (("top", "--nodes"), ("runs", "ls", "--by-error")):
             each = (cost.cpu - start.cpu) / THREADS
             print(f"    {each * 1000:.2f} ms a thread")
             assert not FULL or each < 0.005

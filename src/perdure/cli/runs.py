@@ -30,6 +30,7 @@ from perdure.cli.app import (
     quote_id,
     run_coroutine,
     say,
+    show_progress_bar,
     warn,
 )
 from perdure.errors import NotFound
@@ -180,7 +181,8 @@ def list_runs(
     durations of a thread's nodes.
 
     Errors are in one group if they have the same type, and the same message except for ids, numbers and
-    times. --by-error counts all matching failed runs, whatever --limit is.
+    times. --by-error counts all matching failed runs, whatever --limit is: without --since it reads the runs
+    of every thread.
     """
     from perdure.runtime.operations import entries
     from perdure.runtime.operations.run_search import RunQuery, find_newest, find_slowest
@@ -198,7 +200,7 @@ def list_runs(
             version=version,
         )
         if by_error:
-            groups = run_coroutine(_load_groups(found.walk, query))
+            groups = run_coroutine(_load_groups(found.walk, query, is_hidden=as_json))
             print_all(groups[:limit], as_json, _print_group, "No run has failed.")
             if groups and not as_json:
                 count = format_count(sum(group["runs"] for group in groups), "failed run")
@@ -215,21 +217,24 @@ def list_runs(
         say("No runs.")
 
 
-async def _load_groups(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
+async def _load_groups(walk: ThreadWalk, query: RunQuery, *, is_hidden: bool) -> list[dict[str, Any]]:
     from perdure.runtime.operations import entries, failures
     from perdure.runtime.operations.run_search import search
 
     failed: list[tuple[str, str, int, failures.RunFailure]] = []
     faults: list[str] = []
-    async with aclosing(search(walk, query)) as steps:
-        async for step in steps:
-            if step.fault is not None:
-                faults.append(step.fault)
-            failed += [
-                (run.thread_id, run.run.id, run.run.updated_at, run.failure)
-                for run in step.runs
-                if run.failure is not None
-            ]
+    with show_progress_bar("threads", is_hidden=is_hidden) as bar:
+        task = bar.add_task("Reading runs", total=None)
+        async with aclosing(search(walk, query)) as steps:
+            async for step in steps:
+                bar.update(task, advance=step.examined)
+                if step.fault is not None:
+                    faults.append(step.fault)
+                failed += [
+                    (run.thread_id, run.run.id, run.run.updated_at, run.failure)
+                    for run in step.runs
+                    if run.failure is not None
+                ]
     _print_faults(faults)
     return [entries.group_entry(group) for group in failures.group_failures(failed)]
 
@@ -363,7 +368,8 @@ def rerun(
         earliest = parse_since(since, found.now)
         query = run_search.RunQuery(user=user, since=earliest, error=error, graph=graph)
         if dry_run:
-            groups = run_coroutine(_load_groups(found.walk, query._replace(state="failed", stands=True)))
+            query = query._replace(state="failed", stands=True)
+            groups = run_coroutine(_load_groups(found.walk, query, is_hidden=as_json))
             print_all(groups, as_json, _print_group, "No failed run would run again.")
             if groups and not as_json:
                 count = sum(group["runs"] for group in groups)

@@ -41,6 +41,25 @@ def test_effects_stay_while_an_unfinished_run_may_repeat_their_step(queue: Queue
     assert len(queue.rows(EFFECT)) == (0 if standing == "done" else 2)
 
 
+def test_effects_stay_however_many_runs_repeat_their_step(queue: Queue) -> None:
+    queue.accept()
+    first = queue.held()
+    queue.run(effect_journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
+    queue.finish(first, WAITING)
+    for _ in range(2 * queue_retention.BATCH_MAX):
+        queue.accept()
+        queue.finish(queue.held(), WAITING)
+    queue.now += 100
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
+    assert queue.run(effect_journal.recall(HERE, "another run", "pay", 0)) == b"1"
+    queue.accept()
+    queue.finish(queue.held(), DONE)
+    queue.now += 100
+    while queue.run(queue_retention.forget(HERE, queue.now, BUDGET)):
+        pass
+    assert queue.rows(EFFECT) == ()
+
+
 def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     for n in range(3):
         queue.accept(str(n), "enqueue", key=f"k{n}", channel="post")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from perdure.engine.queue.effect_journal import make_pointer_key, select_repeatable
+from perdure.engine.queue.effect_journal import make_pointer_key, read_repeatable_runs, select_repeatable
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
@@ -87,7 +87,7 @@ def _forget_page(
     lanes, outs, messages, replies, runs = found
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
-    needed = _find_needed(inbox, runs)
+    needed = yield from _find_needed(partition, inbox, runs)
     finished = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
     parts: list[Sequence[Op]] = []
     if old:
@@ -130,15 +130,16 @@ def _select_sent(
     ]
 
 
-def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
-    """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
-
-    If there are more runs than one page, only the run that waits for an answer is needed.
-    """
-    is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
-    if not is_busy or len(runs) == BATCH_MAX:
-        return frozenset(filter(None, [inbox.waiting]))
-    return frozenset(run.key[0] for run in select_repeatable(runs))
+def _find_needed(partition: Partition, inbox: Lane, runs: Sequence[Record]) -> Program[frozenset[str]]:
+    """Return the ids of the runs whose steps an unfinished run may repeat; ``runs`` are the first of the
+    thread."""
+    if inbox.run_id is None and inbox.waiting is None and inbox.pending == 0:
+        return frozenset()
+    if len(runs) < BATCH_MAX:
+        repeatable = select_repeatable(runs)
+    else:
+        repeatable = yield from read_repeatable_runs(partition)
+    return frozenset(run.key[0] for run in repeatable)
 
 
 def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:

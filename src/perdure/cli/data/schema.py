@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,7 +164,7 @@ def _advise(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
     if wrong:
         return "correct these steps: they do not lead to the graph as it is"
     if recorded is None or version > recorded.version:
-        return f"record it: perdure schema check {place} --write"
+        return f"record it: perdure schema check {shlex.quote(place)} --write"
     if version < recorded.version:
         return "an older version of the program than the recorded one; update it"
     return (

@@ -264,6 +264,10 @@ EXPIRING = "expiring"
 """Collection in the partition ``LISTED``: an empty document, under the thread's name, for each thread with a
 time to live of its own. Its ``updated_at`` is the time at which the thread expires."""
 
+REQUESTS = "requests"
+"""Collection in a thread: an empty document, under the run's id, for each run that further requests follow
+whose clients end it by disconnecting. Its version is the number of the latest of them."""
+
 EVENT = Kind("event", key=_declare("seq integer"), fields=_declare("run_id text"), body=True, compact=False)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""

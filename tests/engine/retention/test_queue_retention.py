@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from perdure.engine import documents
 from perdure.engine.checks.fsck_queue import check_queue
 from perdure.engine.queue import effect_journal, inbox
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.retention import queue_retention
-from perdure.model.ops import Commit, Delete
+from perdure.model.ops import Commit, Delete, Expect
 from perdure.model.program import Effect
-from perdure.model.records import DEDUPE, EFFECT, INBOX, OUTBOX, RUN
+from perdure.model.records import DEDUPE, DOCUMENT, EFFECT, INBOX, OUTBOX, REQUESTS, RUN
 from perdure.model.runs.messages import DEAD, DONE, SENT, WAITING, Run
 from tests.engine.queue.queues import BUDGET, HERE, Queue
 
@@ -152,8 +153,11 @@ def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
     queue.accept(key="later")
     queue.finish(queue.held())
     removed, kept = sorted(map(Run.read, queue.rows(RUN)), key=lambda run: run.first)
+    for run in (removed, kept):
+        queue.run(documents.put(HERE, REQUESTS, run.id, {}, queue.now, Expect.ABSENT, fresh=queue.fresh))
     assert queue.run(queue_retention.remove(HERE, removed, budget))
     assert queue.rows(EFFECT) == ()
+    assert [row.key for row in queue.rows(DOCUMENT)] == [(REQUESTS, kept.id)]
     assert [row.key for row in queue.rows(INBOX)] == [(7,)]
     assert [row.key for row in queue.rows(RUN)] == [(kept.id,)]
     assert queue.accept(key="later").is_duplicate

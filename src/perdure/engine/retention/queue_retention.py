@@ -9,7 +9,18 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+from perdure.model.records import (
+    DEDUPE,
+    DOCUMENT,
+    EFFECT,
+    INBOX,
+    LANE,
+    OUTBOX,
+    REQUESTS,
+    RUN,
+    Partition,
+    Record,
+)
 from perdure.model.runs.messages import OPEN, SENT, Run
 from perdure.model.runs.queue import IN, OUT, Lane
 
@@ -215,12 +226,16 @@ def _plan_run_removal(
 ) -> Program[list[Sequence[Op]]]:
     """Return the removals of a run in parts that must not be divided, given its messages by number.
 
-    The journal is removed first, then each message with its dedupe key. The run is removed with the last
-    message, as the messages are found through it. Of a long journal only the beginning is returned, and then
-    neither messages nor the run.
+    The note of its latest request and the journal are removed first, then each message with its dedupe key.
+    The run is removed with the last message, as the messages are found through it. Of a long journal only the
+    beginning is returned, and then neither messages nor the run.
     """
-    (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
-    parts: list[list[Op]] = [
+    note = Range(DOCUMENT, (REQUESTS, *run.key), limit=1, bodies=False)
+    journal, notes = yield from ask(
+        Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False), note))
+    )
+    parts: list[list[Op]] = [[Delete(DOCUMENT, noted.key)] for noted in notes]
+    parts += [
         [Delete(EFFECT, noted.key), Delete(EFFECT, make_pointer_key(*noted.key[1:]))] for noted in journal
     ]
     if len(journal) == BATCH_MAX:

@@ -28,6 +28,7 @@ from perdure.server.openapi import make_router
 from perdure.server.requests import RUN_MODES, Body, Contents, NewRun, Page, RunId, RunIds
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
+from perdure.server.runs.disconnects import cancel_left, note_request
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
 from perdure.server.runs.run_values import read_left, start_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
@@ -171,8 +172,7 @@ async def _stream_run(caller: Caller, request: Request, thread_id: str | None, n
         caller.host.run_in_background(remove_after_run(caller, accepted, linger=True))
     return streams.respond(
         caller,
-        accepted.thread_id,
-        accepted.run_id,
+        accepted,
         modes=_parse_modes(new),
         after=0,
         has_ids=is_kept,
@@ -264,8 +264,9 @@ async def join(
     if cancel_on_disconnect:
         await caller.authorize_thread(thread_id, "update", run_id=run_id, action="interrupt")
     await _find_standing(caller, thread_id, run_id)
+    joined = await _join(caller, thread_id, run_id, cancels=cancel_on_disconnect)
     work = _await_outcome(caller, thread_id, run_id)
-    joined, rights = AcceptedRun(thread_id, run_id), RunRights(request, caller, thread_id, could_read=True)
+    rights = RunRights(request, caller, thread_id, could_read=True)
     return _respond_late(caller, rights, joined, work, cancels=cancel_on_disconnect)
 
 
@@ -302,15 +303,15 @@ async def join_stream(
     modes = [mode for mode in _parse_list(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
         raise Refusal(422, describe_unknown_modes(unknown, RUN_MODES))
+    joined = await _join(caller, thread_id, run_id, cancels=cancel_on_disconnect)
     return streams.respond(
         caller,
-        thread_id,
-        run_id,
+        joined,
         modes=modes,
         after=after,
         has_ids=is_kept,
         cancels=cancel_on_disconnect,
-        headers=_make_addresses(AcceptedRun(thread_id, run_id), "stream", last_event_id),
+        headers=_make_addresses(joined, "stream", last_event_id),
         has_end=wants_end(request),
         rights=RunRights(request, caller, thread_id, could_read=True),
     )
@@ -479,6 +480,13 @@ def _require_own_run(standing: Standing) -> None:
         )
 
 
+async def _join(caller: Caller, thread_id: str, run_id: str, *, cancels: bool) -> AcceptedRun:
+    """Return a run that a further request follows; with ``cancels``, its client's disconnection ends it."""
+    if not cancels:
+        return AcceptedRun(thread_id, run_id)
+    return AcceptedRun(thread_id, run_id, request=await note_request(caller, thread_id, run_id))
+
+
 async def _await_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error. If the run is removed
     meanwhile, the JSON has an error, too, as the response has begun by then."""
@@ -535,7 +543,9 @@ def _respond_late(
         if caller.host.closing.is_set():
             return
         if cancels and not rights.is_lost:
-            caller.host.run_in_background(caller.runtime.cancel(accepted.thread_id, accepted.run_id))
+            caller.host.run_in_background(
+                cancel_left(caller, accepted.thread_id, accepted.run_id, accepted.request)
+            )
         if accepted.is_temporary:
             caller.host.run_in_background(remove_after_run(caller, accepted))
 

@@ -32,6 +32,7 @@ from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.responses import read_input
 from perdure.server.runs.checkpoint_references import require_start, start_of
+from perdure.server.runs.disconnects import note_request
 from perdure.server.runs.run_arguments import AUTHORIZED, as_authorized, check_run
 from perdure.server.runs.run_terms import RunTerms, idempotency_key, read_strategy
 from perdure.server.runs.webhooks import TASK
@@ -58,12 +59,14 @@ _ATTEMPTS = 20
 
 
 class AcceptedRun(NamedTuple):
-    """A run that is stored durably. If it ``is_temporary``, its thread is to be removed at its end."""
+    """A run that is stored durably. If it ``is_temporary``, its thread is to be removed at its end;
+    ``request`` is the number of the request if that is not the first for the run (``disconnects``)."""
 
     thread_id: str
     run_id: str
     is_new: bool = False
     is_temporary: bool = False
+    request: int | None = None
 
 
 class _Draft(NamedTuple):
@@ -240,12 +243,16 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
     else:
         ticket = await _submit_next(caller, run, cast(ThreadRow, run.row))
     run_id = ticket.id
-    if run.terms.coalesce or ticket.is_duplicate:
+    # An input that steers an open run keeps its own id, as its call does not end that run.
+    if run.terms.coalesce or (ticket.is_duplicate and run.terms.strategy != "steer"):
         run_id = await caller.runtime.run_id(ticket)
+    request = None
+    if run.new.on_disconnect == "cancel" and (ticket.is_duplicate or run_id != ticket.id):
+        request = await note_request(caller, run.thread_id, run_id)
     # A thread holds the idempotency key of its run, by which a client that lost the response gets the same
     # run again: such a thread stays until its time to live expires.
     is_temporary = run.is_temporary and run.terms.key is None
-    return AcceptedRun(run.thread_id, run_id, not ticket.is_duplicate, is_temporary)
+    return AcceptedRun(run.thread_id, run_id, not ticket.is_duplicate, is_temporary, request)
 
 
 async def _make_draft(

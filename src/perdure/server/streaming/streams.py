@@ -18,6 +18,8 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.error_handlers import make_event_data
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
+from perdure.server.runs.disconnects import cancel_left
+from perdure.server.runs.run_creation import AcceptedRun
 from perdure.server.streaming.event_stream import EventStream, Frame, make_error_frame
 from perdure.server.streaming.reading_rights import RunRights
 
@@ -69,8 +71,7 @@ def names_of(modes: Collection[str]) -> frozenset[str]:
 
 def respond(
     caller: Caller,
-    thread_id: str,
-    run_id: str,
+    accepted: AcceptedRun,
     *,
     modes: Collection[str] | None,
     after: int,
@@ -84,19 +85,19 @@ def respond(
 
     Args:
         caller: the authenticated user of the request.
-        thread_id: the thread.
-        run_id: the run.
+        accepted: the run, and the request that follows it.
         modes: the stream modes that are sent, or None for all.
         after: the sequence number after which the stream starts.
         has_ids: send event ids, so that a client can resume after the last one that it received.
-        cancels: cancel the run when the client disconnects.
+        cancels: cancel the run when the client disconnects, unless a later request follows it.
         headers: further headers of the response.
         has_end: send the event that ends the stream.
         rights: the user's right to the run; when it is lost, the stream ends.
     """
-    frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
+    names = None if modes is None else names_of(modes)
+    frames = _frames(caller, accepted.thread_id, accepted.run_id, names, after, has_ids)
     if cancels:
-        frames = _cancel_on_disconnect(caller, thread_id, run_id, frames, rights)
+        frames = _cancel_on_disconnect(caller, accepted, frames, rights)
     return rights.guard(stream(caller.host, frames, headers, ends=(END, "error"), has_end=has_end))
 
 
@@ -240,7 +241,7 @@ async def iterate_until(closing: asyncio.Event, items: AsyncIterator[T]) -> Asyn
 
 
 async def _cancel_on_disconnect(
-    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame], rights: RunRights
+    caller: Caller, accepted: AcceptedRun, frames: AsyncIterator[Frame], rights: RunRights
 ) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a run, and cancel the run if the client disconnects before its end."""
     is_over = False
@@ -250,4 +251,6 @@ async def _cancel_on_disconnect(
             yield frame
     finally:
         if not (is_over or rights.is_lost or caller.host.closing.is_set()):
-            caller.host.run_in_background(caller.runtime.cancel(thread_id, run_id))
+            caller.host.run_in_background(
+                cancel_left(caller, accepted.thread_id, accepted.run_id, accepted.request)
+            )

@@ -11,7 +11,7 @@ from langgraph.store.sqlite import SqliteStore
 import perdure
 from perdure.database.opening import open_database
 from perdure.errors import Unavailable
-from perdure.imports.importer import ImportOptions
+from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.items import ItemImporter
 from perdure.imports.sqlite import SqliteSource
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
@@ -56,8 +56,11 @@ def test_a_target_holds_what_the_source_has_and_goes_on(
         with pytest.raises(Unavailable):
             parity.imported(source, faulty)
         faulty.close()
-        reports = parity.imported(source, db)
+        options = ImportOptions(origin=b"old")
+        reports = parity.imported(source, db, options)
         assert {r.why for r in reports} == {""}
+        assert set(Importer(source, db, options).find_removed(["ada"])) == set(made)
+        assert Importer(source, db, ImportOptions(origin=b"other")).find_removed(["ada"]) == []
         assert all(r.verified == r.checkpoints for r in reports)
         saver = db.checkpointer()
         for thread, shape in made.items():

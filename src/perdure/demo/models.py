@@ -78,8 +78,9 @@ def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[Open
         BadModel: The model cannot start.
     """
     if choice.provider == LOCAL:
-        require("langchain_openai", "xllamacpp")
         from perdure.demo import local_model
+
+        require("langchain_openai", "xllamacpp", local_model.PACKAGE)
 
         with local_model.serve(context_tokens=LOCAL_CONTEXT_TOKENS, answer_tokens=ANSWER_TOKENS) as chat:
             yield OpenModel(chat, f"{local_model.LABEL} ({choice.reason})", LOCAL_PROMPT_TOKENS)
@@ -89,11 +90,12 @@ def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[Open
 
 
 def require(*modules: str) -> None:
-    """Raise :class:`~perdure.errors.MissingExtra` with every missing module and the command that installs
-    them."""
+    """Raise :class:`~perdure.errors.MissingExtra` with every missing module and the commands that install the
+    demo."""
     absent = [module for module in modules if importlib.util.find_spec(module) is None]
     if absent:
-        raise MissingExtra(f"The demo needs {', '.join(absent)}, which is not installed: {INSTALL}")
+        verb = "is" if len(absent) == 1 else "are"
+        raise MissingExtra(f"The demo needs {', '.join(absent)}, which {verb} not installed:{INSTALL}")
 
 
 def _make_remote_model(choice: ModelChoice, environ: Mapping[str, str]) -> BaseChatModel:

@@ -14,11 +14,25 @@ from rich.console import Console
 from rich.markup import escape
 
 from perdure.demo.models import require
-from perdure.demo.replaced_process import serve_replaced
 from perdure.errors import PerdureError
 from perdure.web.listening import bind, listen
 
 PORTS_TRIED = 20
+SERVER_MODULES = (
+    "cronsim",
+    "cryptography",
+    "dotenv",
+    "fastapi",
+    "httptools",
+    "httpx",
+    "jwt",
+    "numpy",
+    "snowballstemmer",
+    "sse_starlette",
+    "uvicorn",
+    "websockets",
+)
+"""Modules of the extra ``demo`` that every demo needs, whatever its model is."""
 
 
 def main_demo(
@@ -45,13 +59,14 @@ def main_demo(
         open_browser: True to open the page in a browser.
     """
     try:
-        require("dotenv", "fastapi", "jwt", "numpy", "sse_starlette", "snowballstemmer", "uvicorn")
+        require(*SERVER_MODULES)
         if once is not None:
             from perdure.demo.one_message import answer_once
 
             return asyncio.run(answer_once(once, db_url, model, thread))
         # Import before the fork, so that a process that replaces a killed one starts without importing.
         from perdure.demo.page_server import PageServer
+        from perdure.demo.replaced_process import serve_replaced
 
         with _listen(host, port) as listener:
             return serve_replaced(PageServer(db_url, host, port, model, open_browser), listener)

@@ -86,12 +86,14 @@ class ImportOptions:
         dry_run: Read and translate everything that is new; write nothing.
         verify: Compare every imported checkpoint with the source's before it becomes visible.
         report: Called with the number of checkpoints just written or compared.
+        origin: The source's ``digest_place``, by which a later import knows its threads.
     """
 
     tenant: str = ""
     dry_run: bool = False
     verify: bool = True
     report: Callable[[int], None] = lambda count: None
+    origin: bytes = b""
 
 
 class Importer:
@@ -118,11 +120,13 @@ class Importer:
         return bool(outline.checkpoints or outline.writes)
 
     def find_removed(self, threads: Collection[str]) -> list[str]:
-        """Return the threads at the target that came by an import and are not among these, all threads of the
-        source."""
+        """Return the threads at the target that came from this source and are not among these, all threads
+        that it has now."""
         partitions = self._db.run(list_all_partitions(self._options.tenant))
         others = [each for each in partitions if each.thread not in threads]
-        return [each.thread for each in others if self._db.run(importing.was_imported(each))]
+        return [
+            each.thread for each in others if self._db.run(importing.came_from(each, self._options.origin))
+        ]
 
     def import_thread(self, thread: str) -> ThreadReport:
         """Import one thread, or the part of it that is newer than its last import.
@@ -194,7 +198,8 @@ class Importer:
                 return ThreadReport(thread, "unchanged")
             verified = self._verify(plan, touched)
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
-            self._db.run(importing.finish(arrival, last, make_extent(outline.checkpoints)))
+            extent = make_extent(outline.checkpoints)
+            self._db.run(importing.finish(arrival, last, extent, self._options.origin))
             self._db.run(packing.pack(partition, self._db.digest, self._budget))
         except Unavailable:
             raise

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from hashlib import blake2b
+from os.path import abspath
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from perdure.errors import MissingExtra
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.imports.source import Source
@@ -26,6 +30,27 @@ class SourceKind(StrEnum):
     PLAIN = "plain"
     HISTORY = "history"
     SESSIONS = "sessions"
+
+
+_PLACE_PARAMETERS = frozenset(
+    ("db", "dbname", "endpoint", "host", "hostaddr", "options", "port", "prefix", "region", "service")
+)
+"""Parameters of a URL that are a part of its place: others may be secrets."""
+
+
+def digest_place(kind: SourceKind, where: str) -> bytes:
+    """Return a digest of a source's kind and place, without passwords: it is the same at each import of it.
+
+    Args:
+        kind: The source's kind.
+        where: The source's path or URL.
+    """
+    if "://" not in where or where.startswith("sqlite:///"):
+        parts = [abspath(where.removeprefix("sqlite:///"))]
+    else:
+        terms = parse_qsl(where.partition("?")[2])
+        parts = [redact(where), *(f"{name}={value}" for name, value in terms if name in _PLACE_PARAMETERS)]
+    return blake2b("\0".join((kind, *parts)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def open_source(kind: SourceKind, where: str) -> Source:

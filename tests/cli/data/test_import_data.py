@@ -80,6 +80,42 @@ def test_what_was_deleted_at_the_source_is_named(run: Run, old: Path) -> None:
     assert (summary["threads_only_at_target"], summary["items_only_at_target"]) == (1, 1)
 
 
+def test_threads_of_another_source_do_not_count_as_deleted(run: Run, old: Path, tmp_path: Path) -> None:
+    run(*IMPORT)
+    (tmp_path / "talks.jsonl").write_text(
+        '{"thread_id": "bob", "messages": [{"role": "user", "content": "Hi"}]}'
+    )
+    code, out, err = run("import", "talks.jsonl", "--from", "history", "--db", "sqlite:///new.db")
+    assert (code, err) == (0, "")
+    assert "only at the target" not in out.splitlines()[0]
+    with SqliteSaver.from_conn_string(str(tmp_path / "second.db")) as saver:
+        threads.fill(saver, 1)
+    second = ("import", "second.db", "--db", "sqlite:///new.db")
+    _, out, err = run(*second, "--from", "langgraph-sqlite", "--thread", "parked 0")
+    assert "not at this source" not in err
+    code, out, err = run(*second, "--from", "langgraph-sqlite")
+    assert "not at this source" not in err
+    assert "only at the target" not in out.splitlines()[0]
+
+
+def test_after_ten_deleted_threads_the_others_are_counted(run: Run, old: Path, tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    lines = [
+        f'{{"thread_id": "t{n:02}", "messages": [{{"role": "user", "content": "Hi"}}]}}\n' for n in range(13)
+    ]
+    path.write_text("".join(lines))
+    command = ("import", str(path), "--from", "history", "--db", "sqlite:///new.db")
+    assert run(*command)[0] == 0
+    path.write_text(lines[0])
+    code, out, err = run("import", "./talks.jsonl", *command[2:])
+    assert code == 0
+    assert "12 threads only at the target" in out
+    assert len(err.splitlines()) == 11
+    assert err.splitlines()[-1] == "the same holds for 2 more threads; --json names all"
+    _, out, _ = run(*command, "--json")
+    assert out.count('"only_at_target": true') == 12
+
+
 def test_threads_and_a_tenant_can_be_named(run: Run, old: Path, tmp_path: Path) -> None:
     code, out, err = run(*IMPORT, "--thread", "parked 0", "--tenant", "acme")
     assert (code, err) == (0, "")

@@ -36,7 +36,7 @@ from perdure.cli.data.langgraph_server import (
 )
 from perdure.cli.data.sessions import SessionOptions, import_sessions
 from perdure.errors import NotAllowed, NotFound
-from perdure.imports.kinds import SourceKind, open_source
+from perdure.imports.kinds import SourceKind, digest_place, open_source
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def import_(
         with open_database(place) as database, report_interruption(lambda: _describe(counts)):
             with show_progress_bar("threads, {task.fields[rows]:,} rows") as bar:
                 progress = _Progress(bar, len(threads) if threads else opened_source.count())
-                options = ImportOptions(place.tenant, dry_run, verify, progress.add_rows)
+                origin = digest_place(kind, source)
+                options = ImportOptions(place.tenant, dry_run, verify, progress.add_rows, origin)
                 _import_threads(Importer(opened_source, database, options), threads, counts, progress)
             if store and not threads:
                 items = _import_items(opened_source, database, options)
@@ -200,6 +201,9 @@ def _detect_kind(source: str, *, is_of_sessions: bool) -> SourceKind:
     warn(f"{quote_id(name)} is read as {kind}")
     return kind
 
+
+_NAMED_MAX = 10
+"""Maximum number of threads that are named for a person as deleted at the source."""
 
 _SESSION_NAMES = ("sessions", "session_id", None)
 """Names of a table of sessions if none is passed."""
@@ -284,8 +288,10 @@ class _Result:
         counts, items = self.counts, self.items
         for skipped in counts.skipped:
             warn(f"thread {skipped.thread!r} was skipped: {skipped.why}")
-        for name in counts.removed:
+        for name in counts.removed[:_NAMED_MAX]:
             warn(f"thread {name!r} of an earlier import is not at this source any more; it stays as it is")
+        if more := len(counts.removed[_NAMED_MAX:]):
+            warn(f"the same holds for {format_count(more, 'more thread')}; --json names all")
         for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
             warn(f"skipped: {why}")
         verb = "Would import" if self.dry_run else "Imported"

@@ -28,6 +28,9 @@ from perdure.model.write_records import read_writes
 _EXTENT: Key = ("imported",)
 """Key of the record about the last import."""
 
+_ORIGIN: Key = ("origin",)
+"""Key of the record of the source that the last import read."""
+
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""
 
@@ -105,10 +108,11 @@ class Arrival:
         return (*guards(self.partition, self.view, None), head_check)
 
 
-def was_imported(partition: Partition) -> Program[bool]:
-    """Return True if a thread came by an import."""
-    (extents,) = yield from ask(Fetch(partition, (Get(SEAL, _EXTENT),)))
-    return bool(extents)
+def came_from(partition: Partition, origin: bytes) -> Program[bool]:
+    """Return True if the last import of a thread read this source. Imports of before this was recorded have
+    no source."""
+    (origins,) = yield from ask(Fetch(partition, (Get(SEAL, _ORIGIN),)))
+    return any(record.body == origin for record in origins)
 
 
 def begin(
@@ -188,7 +192,7 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
         raise _busy_target_error(arrival.partition)
 
 
-def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Program[None]:
+def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes, origin: bytes) -> Program[None]:
     """Move the heads, the root's last: with it the thread has arrived.
 
     Args:
@@ -196,6 +200,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
         heads: The new heads by namespace, each with the sequence number that its namespace has come to; the
             versions are set here.
         extent: Facts about the source that the next import needs.
+        origin: The source, by a digest of its kind and place.
 
     Raises:
         Contention: the thread is written to.
@@ -204,7 +209,10 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
     moves: list[Op] = [_move_head(arrival, ns, head) for ns, head in heads.items() if ns != ""]
     for batch in split_into_batches(moves, arrival.budget, reserve=len(checks)):
         yield from commit_or_raise(arrival.partition, [*checks, *batch], _busy_target_error)
-    last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
+    last: list[Op] = [
+        Put(SEAL, key, body=body, version=arrival.version)
+        for key, body in ((_EXTENT, extent), (_ORIGIN, origin))
+    ]
     if "" in heads:
         last.append(_move_head(arrival, "", heads[""]))
     if arrival.is_new:

@@ -25,7 +25,13 @@ from langgraph.pregel import Pregel
 from perdure.errors import GraphLoadError
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory, factory_of
-from perdure.runtime.agents.module_files import Unplaced, make_importable, module_of, names_file
+from perdure.runtime.agents.module_files import (
+    Unplaced,
+    make_importable,
+    module_of,
+    names_file,
+    suggest_similar,
+)
 from perdure.runtime.failures.own_code import is_own
 from perdure.runtime.worker.delivery import Channel
 
@@ -48,7 +54,7 @@ def parse_places(words: Iterable[str]) -> dict[str, str]:
     """Return places by name, from ``place`` or ``name=place`` each.
 
     Raises:
-        GraphLoadError: A name is empty or used twice.
+        GraphLoadError: A name is empty or used twice, or a place names no graph.
     """
     places: dict[str, str] = {}
     for word in words:
@@ -57,6 +63,8 @@ def parse_places(words: Iterable[str]) -> dict[str, str]:
             name, place = DEFAULT_NAME, word
         if not name:
             raise GraphLoadError(f"{word!r} names no graph; write name=module:graph")
+        if not all(place.rpartition(":")):
+            raise GraphLoadError(f"{word!r} names no graph; write {place.strip(':') or './agent.py'}:graph")
         if name in places:
             raise GraphLoadError(
                 f"two graphs are called {name!r}: {places[name]} and {place}; name each, e.g. support={place}"
@@ -176,10 +184,11 @@ def _check_saver(place: str, saver: object) -> None:
 
 
 def _refuse_place(place: str) -> NoReturn:
-    raise GraphLoadError(
+    why = (
         f"{place!r} is not a place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
         "./app.py:graph"
     )
+    raise GraphLoadError(why) from Unplaced(why)
 
 
 def _import_file(root: Path, file: str, place: str) -> ModuleType:
@@ -200,10 +209,11 @@ def _import_named(name: str, place: str, root: Path) -> ModuleType:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
             raise _make_load_error(place, error) from error
-        raise GraphLoadError(
-            f"{place}: there is no module {missing!r}, neither installed nor in {root}; check the name, or "
-            "start in the folder that has it"
-        ) from error
+        advice = (
+            suggest_similar(root / f"{missing}.py") or "check the name, or start in the folder that has it"
+        )
+        why = f"there is no module {missing!r}, neither installed nor in {root}; {advice}"
+        raise GraphLoadError(f"{place}: {why}") from Unplaced(why)
     except (Exception, SystemExit) as error:
         raise _make_load_error(place, error) from error
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 
 class Unplaced(Exception):
-    """No such file, or a file that cannot be a module; the message has advice."""
+    """No such file or module, or a file that cannot be a module; the message has advice."""
 
 
 def names_file(place: str) -> bool:
@@ -39,7 +40,8 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if path.suffix != ".py":
         raise Unplaced(f"{path} is not a Python file; name one that ends in .py")
     if not path.is_file():
-        raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
+        advice = suggest_similar(path) or f"check the path, which starts at {root}"
+        raise Unplaced(f"there is no file {path}; {advice}")
     path = path.resolve()
     for name, module in list(sys.modules.items()):
         if name != "__main__" and _is_module_of(module, path):
@@ -48,6 +50,14 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if top is None:
         return _import_script(path, root.resolve())
     return _import_member(path, top)
+
+
+def suggest_similar(path: Path) -> str:
+    """Return a question for the Python file of the same folder that a wrong path may mean, empty if none is
+    similar."""
+    stems = [each.stem for each in path.parent.glob("*.py") if each.is_file()]
+    similar = get_close_matches(path.stem, stems, 1)
+    return f"did you mean {similar[0]}.py?" if similar else ""
 
 
 def _is_module_of(module: ModuleType, path: Path) -> bool:

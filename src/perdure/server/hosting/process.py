@@ -58,8 +58,9 @@ def run_server(
 
 def run(serving: Coroutine[None, None, None]) -> None:
     """Run a server to its end, on uvloop where it is installed."""
-    # The configuration's application is never loaded.
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
+    # The configuration's application is never loaded, and the server's own decides about the log.
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(serving)
 
 

@@ -2,7 +2,8 @@
 stays open meanwhile.
 
 The process reports which files of the project it has imported, and these are watched. A project that cannot
-be loaded is reported, its requests are answered with 503, and its next change is waited for. The runs of a
+be loaded is reported, its requests are answered with 503, and its next change is waited for; but the server
+does not start if a file or a module that is named does not exist. The runs of a
 process go on in the one that replaces it.
 """
 
@@ -31,7 +32,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from watchfiles import Change, DefaultFilter, watch
 
-from perdure.errors import PerdureError
+from perdure.errors import GraphLoadError, PerdureError
+from perdure.runtime.agents.module_files import Unplaced
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.failures.own_code import list_own_files, list_own_places, write_traceback
 from perdure.runtime.garbage_collector import exempt_existing
@@ -85,14 +87,16 @@ class DevelopmentTerms(NamedTuple):
     log_level: str
 
 
-_State = Literal["loading", "serving", "failed"]
+_State = Literal["loading", "serving", "failed", "refused"]
 
 
 class _Report(NamedTuple):
-    """Report of a process: the existing files of the project that it depends on, and its progress."""
+    """Report of a process: the existing files of the project that it depends on, its progress, and why the
+    start is refused."""
 
     files: frozenset[str] = frozenset()
     state: _State = "loading"
+    why: str = ""
 
 
 def serve_reloading(
@@ -105,6 +109,9 @@ def serve_reloading(
         terms: what each process is started with.
         listener: the listening socket, which all processes use in turn.
         announce_end: prints a sentence about a process that has ended by itself.
+
+    Raises:
+        GraphLoadError: at the start, a file or a module that the configuration names does not exist.
     """
     # Before the forks, for the reason given in ``several_processes``.
     backend_of(config.database_url)
@@ -141,6 +148,8 @@ def serve_reloading(
                     receiver, {str(path.absolute()) for path in config.files}, config.root, began_ns
                 )
                 changed = watching.wait(process, stopping, start_refusals)
+                if why := watching.why_refused():
+                    raise GraphLoadError(why)
                 has_served = has_served or watching.has_served()
                 exit_code = process.exitcode
                 for each in current:
@@ -194,6 +203,10 @@ class _Watching:
         self._receive()
         return self._report.state == "serving"
 
+    def why_refused(self) -> str:
+        """Return why the process has refused to start, empty if it has not."""
+        return self._report.why
+
     def wait(
         self, process: BaseProcess, stopping: threading.Event, refuse: Callable[[int], None]
     ) -> tuple[str, ...]:
@@ -228,9 +241,10 @@ class _Watching:
                 is_caught_up = True
                 exit_code = process.exitcode
                 self._receive()
-                if exit_code is not None and self._report.state == "serving":
+                state = self._report.state
+                if state == "refused" or (exit_code is not None and state == "serving"):
                     return ()
-                if exit_code is not None and self._report.state == "loading":
+                if exit_code is not None and state == "loading":
                     refuse(exit_code)
                     self._report = self._report._replace(state="failed")
                 if self._report != watched:
@@ -339,6 +353,9 @@ def _serve(
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        if not ended and isinstance(error.__cause__, Unplaced):
+            reports.add("refused", why=str(error))
+            return
         reports.add("failed", list_own_places(error))
         terms.announce_failure(_describe_failure(error))
         _serve_refusals(listener)
@@ -366,11 +383,13 @@ class _Reports:
         self._last = _Report()
         threading.Thread(target=self._run, name="reports", daemon=True).start()
 
-    def add(self, state: _State, files: frozenset[str] = frozenset()) -> None:
-        """Report how far the process has come, and more files that it depends on."""
+    def add(self, state: _State, files: frozenset[str] = frozenset(), why: str = "") -> None:
+        """Report how far the process has come, more files that it depends on, and why it refuses to start."""
         with self._lock:
             more = (files | (list_own_files() - self._inherited)) - self._last.files
-            report = _Report(self._last.files | frozenset(filter(os.path.exists, more)), state)
+            report = _Report(
+                self._last.files | frozenset(filter(os.path.exists, more)), state, why or self._last.why
+            )
             if report != self._last:
                 self._last = report
                 # The parent may have closed the pipe; then it is about to stop this process.

@@ -190,7 +190,12 @@ def test_a_log_that_is_cut_before_the_answer_is_noticed_at_the_next_commit(
     with closing(SqliteDriver(path)) as mine:
         assert commit(mine, "mine", 1, size=50_000) == Committed()
         answer = mine._watch.after_commit
-        monkeypatch.setattr(mine._watch, "after_commit", lambda: (cut(path, size), answer()))
+
+        def answer_a_cut_log() -> None:
+            cut(path, size)
+            answer()
+
+        monkeypatch.setattr(mine._watch, "after_commit", answer_a_cut_log)
         with suppress(DatabaseReplaced):
             commit(mine, "mine", 2)
         monkeypatch.undo()
@@ -249,7 +254,7 @@ def test_the_file_is_examined_during_any_step_of_a_checkpoint_by_another_process
             go_on.set()
             other.join()
 
-        monkeypatch.setattr(file_identity.time, "sleep", let_go_on)
+        monkeypatch.setattr(time, "sleep", let_go_on)
         while other.is_alive() and not reached.is_set():
             reached.wait(0.001)
         mine._watch.check()

@@ -309,7 +309,7 @@ def _read_history(rows: list[Any]) -> tuple[bytes, int]:
 
 def _is_short_read(error: Exception) -> bool:
     """Return True if SQLite found the end of a file where it has written a frame of the log."""
-    return isinstance(error, apsw.IOError) and error.extendedresult == apsw.SQLITE_IOERR_SHORT_READ
+    return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHORT_READ
 
 
 def _stat_file(path: Path | str) -> os.stat_result | None:

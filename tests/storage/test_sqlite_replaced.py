@@ -43,6 +43,12 @@ def driver(path: Path) -> Iterator[SqliteDriver]:
     driver.close()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conclude soon that what was found lasts: no other process is in the middle of a checkpoint."""
+    monkeypatch.setattr(file_identity, "_PATIENCE_S", 0.05)
+
+
 def commit(driver: Any, version: int) -> Any:
     put = Put(GC, (), expect=version - 1 or Expect.ABSENT, version=version)
     return driver.perform(Commit(THREAD, (put,)))
@@ -136,6 +142,7 @@ DEEDS = [
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+@pytest.mark.usefixtures("impatient")
 def test_after_it_nothing_is_acknowledged(
     driver: SqliteDriver, path: Path, deed: Callable[[Path], None]
 ) -> None:
@@ -151,6 +158,7 @@ def test_after_it_nothing_is_acknowledged(
 
 
 @pytest.mark.parametrize("deed", DEEDS[:6], ids=lambda deed: deed.__name__)
+@pytest.mark.usefixtures("impatient")
 def test_after_it_nothing_is_read(driver: SqliteDriver, path: Path, deed: Callable[[Path], None]) -> None:
     commit(driver, 1)
     assert version_in(driver) == 1
@@ -161,6 +169,7 @@ def test_after_it_nothing_is_read(driver: SqliteDriver, path: Path, deed: Callab
         driver.perform(Now())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_older_copy_of_the_same_file_written_over_it_is_noticed(path: Path) -> None:
     with closing(SqliteDriver(path)) as driver:
         commit(driver, 1)
@@ -176,6 +185,7 @@ def test_an_older_copy_of_the_same_file_written_over_it_is_noticed(path: Path) -
             commit(driver, 50)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_restore_through_sqlite_itself_is_noticed(driver: SqliteDriver, path: Path) -> None:
     commit(driver, 1)
     backup = beside(path, ".backup")
@@ -293,7 +303,7 @@ def truncate(path: Path) -> None:
     assert beside(path, "-wal").stat().st_size == 0
 
 
-MOMENTS = ["before_commit", "note_commits", "after_commit", "check", "_log_header", "_read_stored"]
+MOMENTS = ["before_commit", "note_commits", "after_commit", "check", "_note_transaction", "_read_stored"]
 
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["stored", "refused"])
@@ -388,6 +398,7 @@ def test_a_log_that_was_taken_over_in_part_is_no_replacement(driver: SqliteDrive
 
 
 @pytest.mark.parametrize("deed", [another_copied_over, replaced_by_a_copy, emptied, log_removed])
+@pytest.mark.usefixtures("impatient")
 def test_a_file_that_is_replaced_while_its_log_is_taken_over_in_part_is_noticed(
     driver: SqliteDriver, path: Path, deed: Callable[[Path], None]
 ) -> None:
@@ -411,6 +422,7 @@ def test_a_copy_of_the_same_size_and_times_is_noticed(driver: SqliteDriver, path
         commit(driver, 2)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_older_copy_written_over_it_within_one_tick_of_the_clock_is_noticed(
     driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

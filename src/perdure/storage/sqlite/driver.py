@@ -216,9 +216,9 @@ class SqliteDriver:
                     for job in group:
                         job.error = None
                         job.answer = self._apply(job.effect, optimistic)
-            except BaseException:
+            except Exception as error:
                 # If the file was replaced, SQLite may raise any error: the replacement is reported instead.
-                self._watch.check()
+                self._watch.explain(error)
                 raise
             self._watch.note_commits(self._written)
 
@@ -340,10 +340,10 @@ class SqliteDriver:
                     # After an interruption, such as Ctrl-C, a statement may be unfinished, and block closing.
                     reader.close(True)
                     raise
-            except Exception:
+            except Exception as error:
                 # If the file was replaced, SQLite may raise any error: the replacement is reported instead.
                 if look:
-                    self._watch.check()
+                    self._watch.explain(error)
                 raise
             self._put_back(reader)
             if look:

@@ -13,7 +13,7 @@ from perdure.model.records import KINDS, Partition
 from perdure.storage.port import NOT_LATEST
 from perdure.storage.sql import checksums, schema
 from perdure.storage.sql import compile as sql
-from perdure.storage.sqlite.rows import CatalogueRow, look_up
+from perdure.storage.sqlite.rows import CatalogueRow, look_up, read_transaction
 
 _SHOWN = 20
 
@@ -45,14 +45,11 @@ def examine_file(connection: apsw.Connection) -> list[str]:
 
 def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
     """Return the damage found in the records of a partition as a whole."""
-    connection.execute("BEGIN")
-    try:
+    with read_transaction(connection):
         thread = look_up(connection, partition)
         if thread is None:
             return []
         total, head, damage = _survey(connection, thread, partition)
-    finally:
-        connection.execute("COMMIT")
     if (thread.checksum_sum, thread.head_checksum) != (total, head):
         damage.append(NOT_LATEST)
     return damage

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -220,13 +221,22 @@ def _divide(rows: Sequence[R]) -> list[Sequence[R]]:
 
 def read(connection: apsw.Connection, effect: Fetch | Find) -> Any:
     """Answer a request that reads, in the state of one moment."""
-    connection.execute("BEGIN")
-    try:
+    with read_transaction(connection):
         if isinstance(effect, Fetch):
             return fetch(connection, effect)
         return tuple(find(connection, effect))
+
+
+@contextmanager
+def read_transaction(connection: apsw.Connection) -> Iterator[None]:
+    """Surround reads that see the state of one moment."""
+    connection.execute("BEGIN")
+    try:
+        yield
     finally:
-        connection.execute("COMMIT")
+        # Some errors, such as those of the disk, have ended it.
+        if connection.in_transaction:
+            connection.execute("COMMIT")
 
 
 def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:

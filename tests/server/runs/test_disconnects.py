@@ -143,8 +143,8 @@ async def test_inputs_that_wait_to_be_one_run_are_kept_for_the_latest_of_them(ur
     async with _clients(url) as clients:
         how = {"X-Multitask-Strategy": "coalesce"}
         running = await clients.open(clients.first, "thread/wait")
-        one = await clients.open(clients.first, "thread/wait", "0.1", headers=how)
-        other = await clients.open(clients.first, "thread/wait", "0.2", headers=how)
+        one = await clients.open(clients.first, "thread/stream", "0.1", headers=how)
+        other = await clients.open(clients.second, "thread/stream", "0.2", headers=how)
         assert other.headers["Content-Location"] == one.headers["Content-Location"]
         await one.aclose()
         await asyncio.sleep(NOTICED_S)

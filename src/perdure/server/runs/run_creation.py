@@ -195,7 +195,9 @@ async def check(
     if start is not None:
         arguments["checkpoint_id"] = start.checkpoint_id
     if modes:
-        subgraphs, by = bool(new.stream_subgraphs), caller.host.runtime.name
+        subgraphs = bool(new.stream_subgraphs)
+        # Inputs have to have the same options to be joined, and kept events can be followed from anywhere.
+        by = "" if is_kept else caller.host.runtime.name
         arguments["stream"] = StreamOptions(modes=modes, subgraphs=subgraphs, kept=is_kept, by=by)
     if protocol is not None:
         arguments["about"]["protocol"] = dict(protocol)

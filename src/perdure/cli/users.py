@@ -98,8 +98,8 @@ def show(
     values and writes. Sessions of a chat go if no thread of the chat is left.
 
     Items in the store that have the user's id as a label of their namespace stay, and are listed by
-    namespace: the program that wrote them removes them. So do the states of limits by user, which go once
-    they are idle: `perdure limits reset` empties them. With --json the rest is in the last line.
+    namespace: the program that wrote them removes them. The states of limits by user stay, too, until they
+    are idle: `perdure limits reset` empties one. With --json the rest is in the last line.
     """
     from perdure.model.model_calls import total
     from perdure.runtime.operations.limit_states import find_of_user

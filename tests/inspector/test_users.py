@@ -50,7 +50,7 @@ async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
         assert [(each["runs"], each["others"]) for each in page["threads"]] == [(1, []), (1, [])]
         assert all(each["bytes"] > 0 for each in page["threads"])
         nothing: Any = {"crons": [], "assistants": [], "unlisted": [], "items": 0, "sessions": 0}
-        nothing |= {"entries": 0, "turns": 0, "names": 0}
+        nothing |= {"entries": 0, "turns": 0, "names": 0, "namespaces": []}
         assert page["stored"] == nothing
         assert (await found.get("user", user="ada", since="1h"))["threads"] == page["threads"]
         assert (await found.get("user", user="ada", before=str(10**15)))["threads"] == []

@@ -223,8 +223,12 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     first = page.locator("details.channel").first
     first.locator("summary").focus()
     page.keyboard.press("Enter")
-    first.locator(".trace").wait_for()
-    assert "in answer" in first.locator(".trace").inner_text()
+    trace = first.get_by_role("region", name="Traceback")
+    trace.wait_for()
+    assert "in answer" in trace.inner_text()
+    assert "frames of libraries" not in trace.inner_text()
+    first.locator("summary", has_text="Frames of libraries").press("Enter")
+    assert "/perdure/" in first.get_by_role("region", name="Frames of libraries").inner_text()
     sound(page)
     stage.agent.is_down = False
     first.get_by_role("button", name="Run again").focus()
@@ -238,9 +242,20 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     page.reload()
     page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
     page.get_by_role("button", name="Run these again, which failed with ValueError").click()
-    page.get_by_text("Run 2 failed runs again, also what is not shown here?").wait_for()
+    asks = page.get_by_text("Run 2 failed runs again?")
+    asks.wait_for()
+    # A second Enter, or Escape, runs nothing.
+    for key in ("Enter", "Escape"):
+        page.keyboard.press(key)
+        asks.wait_for(state="detached")
+        assert page.evaluate("() => document.activeElement.textContent") == "Run these again"
+        page.keyboard.press("Enter")
+        asks.wait_for()
+    page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
+    page.get_by_text("No run matches.").wait_for()
+    sound(page)
     for thread in ("one", "two"):
         wait_for("the repetition", lambda name=thread: stage.states(name) == ["done", "failed"])  # type: ignore[misc]
 
@@ -259,7 +274,6 @@ def test_all_that_failed_since_noon_runs_again(page: Page, stage: Stage, address
     page.get_by_role("button", name="Run 2 again").click()
     page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
     wait_for("the repetition", lambda: [stage.states(name)[0] for name in ("one", "two")] == ["done", "done"])
-    page.get_by_role("button", name="Look again").click()
     page.get_by_text("No run matches.").wait_for()
     sound(page)
 

@@ -19,7 +19,6 @@ from langgraph.types import interrupt
 from playwright.sync_api import ViewportSize
 
 import perdure
-from perdure.cli.runs import format_duration
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
 from perdure.model.ops import Commit, Put
@@ -244,8 +243,7 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     page.get_by_role("button", name="Run these again, which failed with ValueError").click()
     asks = page.get_by_text("Run 2 failed runs again?")
     asks.wait_for()
-    # A second Enter, or Escape, runs nothing.
-    for key in ("Enter", "Escape"):
+    for key in ("Enter", "Escape"):  # A second Enter runs nothing.
         page.keyboard.press(key)
         asks.wait_for(state="detached")
         assert page.evaluate("() => document.activeElement.textContent") == "Run these again"
@@ -343,13 +341,6 @@ def test_a_list_of_runs_shows_the_beginning_of_each_error(page: Page, stage: Sta
     assert len(line.inner_text()) < 130
     page.locator("details.channel summary").click()
     page.locator("pre.problem").get_by_text(HOSTILE).wait_for()
-
-
-def test_durations_are_written_as_the_command_line_writes_them(page: Page, address: str) -> None:
-    page.goto(address)
-    sizes = (0, 15, 1_500, 9_999, 13_900, 999_999, 1_250_000, 59_990_000, 3_599_700_000, 200_000 * 10**6)
-    script = "sizes => import('./dom.js').then((all) => sizes.map(all.duration))"
-    assert page.evaluate(script, list(sizes)) == [format_duration(each) for each in sizes]
 
 
 def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:

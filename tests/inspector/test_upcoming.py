@@ -87,7 +87,7 @@ def test_crons_messages_for_later_and_sleeps_come_by_time(
                 found = await view(access, "queue", {})
                 about = ("kind", "thread_id", "user", "graph", "title", "what", "is_listed")
                 shown = [tuple(each[name] for name in about) for each in found["upcoming"]]
-                name = runtime.name and "agent"
+                name = "agent"
                 assert shown == [
                     ("message", "carl", "carl", name, "About hello", "", True),
                     ("sleep", "ada", "ada", name, "About sleep", "", True),
@@ -97,7 +97,7 @@ def test_crons_messages_for_later_and_sleeps_come_by_time(
                     ("message", "carl", "carl", name, "About hello", "", True),
                     ("cron", None, "bob", "weekly", "", "0 * * * * Europe/Berlin", False),
                 ]
-                # What comes later is no work, and nothing is listed twice.
+                # What comes later is not listed as work, too.
                 assert (found["work"], found["cut"], found["has_crons"]) == ([], [], True)
 
                 found = await view(Others(handle_of(database), ""), "queue", {})

@@ -28,8 +28,8 @@ from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
-_SHOWN = 20
-"""Number of namespaces, and of limits, that are named at most."""
+_LIMITS = 20
+"""Number of limits whose states are looked for."""
 _LAST = "\U0010ffff"
 _KINDS = ("threads", "shared", "crons", "assistants", "entries")
 
@@ -51,8 +51,7 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         threads that wait to begin, and the numbers of ``entries`` of memories, of ``turns`` that they are
         extracted from and of empty ``names`` in the store, which go with the user, the number of chats with
         ``sessions``, which go if no thread of the chat is left; and what stays: the number of ``items`` in
-        the store with the first of their ``namespaces``, and the names of ``limits`` of which the user has
-        used something.
+        the store and their ``namespaces``, and the names of ``limits`` of which the user has used something.
 
     Raises:
         BadSetting: No user is named, or a value cannot be used.
@@ -90,37 +89,14 @@ async def _describe_stored(access: Access, walk: ThreadWalk, name: str) -> dict[
     except NotAllowed:
         return None
     found = await user_removal.describe_user_data(walk, name, data, store)
-    namespaces: list[list[str]] = []
-    if found["items"]:
-        namespaces = await _list_namespaces(store, name, [memory.namespace for memory in data.memories])
-    limits = await access.handle.arun(_list_limits(access, name))
-    return {**found, "namespaces": namespaces, "limits": limits}
-
-
-async def _list_namespaces(
-    store: PerdureStore, name: str, memories: Sequence[tuple[str, ...]]
-) -> list[list[str]]:
-    """Return the first namespaces with the user's id as a label that hold items, apart from memories."""
-    found: list[tuple[str, ...]] = []
-
-    def note(labels: tuple[str, ...]) -> bool:
-        if name in labels and not any(labels[: len(at)] == at for at in memories):
-            found.append(labels)
-        return False  # Nothing is counted.
-
-    await store.acount_items(note)
-    return [
-        [*labels]
-        for labels in sorted(found)[:_SHOWN]
-        if labels in await store.alist_namespaces(prefix=labels, limit=1)
-    ]
+    return {**found, "limits": await access.handle.arun(_list_limits(access, name))}
 
 
 def _list_limits(access: Access, name: str) -> Program[list[str]]:
     """Return the names of the limits by user of which a user has used something."""
     found: list[str] = []
     after: Partition | None = None
-    for _ in range(_SHOWN):
+    for _ in range(_LIMITS):
         page, _ = yield from limits.read_states(access.tenant, 1, after=after)
         if not page:
             break

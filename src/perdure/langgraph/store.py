@@ -205,9 +205,9 @@ class PerdureStore(BaseStore):
         """See ``remove_empty_namespaces``."""
         await arun(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
 
-    async def acount_items(self, is_wanted: Callable[[tuple[str, ...]], bool]) -> int:
-        """Return the number of items in the tenant's namespaces for which ``is_wanted`` is true. The names of
-        all namespaces are read, and of the items no values."""
+    async def acount_items(self, is_wanted: Callable[[tuple[str, ...]], bool]) -> dict[tuple[str, ...], int]:
+        """Return the numbers of items in the tenant's namespaces that have items and for which ``is_wanted``
+        is true. The names of all namespaces are read, and of the items no values."""
         return await arun(items.count_within(self._tenant, is_wanted, self._clock.now()), self._driver)
 
     def sweep_ttl(self) -> int:

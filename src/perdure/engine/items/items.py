@@ -265,15 +265,19 @@ def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partitio
     return (yield from list_all_partitions(tenant, STORE, name_of(prefix)))
 
 
-def count_within(tenant: str, is_wanted: Callable[[Labels], bool], now: int) -> Program[int]:
-    """Return the number of living items in the namespaces of a tenant that are wanted; others are not
-    read."""
-    count = 0
+def count_within(
+    tenant: str, is_wanted: Callable[[Labels], bool], now: int
+) -> Program[dict[tuple[str, ...], int]]:
+    """Return the number of living items in each namespace of a tenant that is wanted and has some; others are
+    not read."""
+    counts: dict[tuple[str, ...], int] = {}
     for partition in (yield from read_namespaces(tenant, ())):
-        if is_wanted(labels_of(partition.thread)):
+        labels = labels_of(partition.thread)
+        if is_wanted(labels):
             (found,) = yield from read_all(partition, Range(ITEM, bodies=False))
-            count += sum(not is_over(record, now) for record in found)
-    return count
+            if count := sum(not is_over(record, now) for record in found):
+                counts[labels] = count
+    return counts
 
 
 def count_empty_names(tenant: str, is_wanted: Callable[[Labels], bool]) -> Program[int]:

@@ -1,7 +1,8 @@
 // Limits over all processes: what is used now, what waits, and when there is more.
 
 import { get } from "./api.js";
-import { announce, fill, make, number, table, time, userLink } from "./dom.js";
+import { announce, fill, make, number, table, time } from "./dom.js";
+import { address } from "./address.js";
 import { money } from "./steps.js";
 
 const EVERY_MS = 2000;
@@ -18,9 +19,10 @@ export async function showLimits(main) {
   return () => clearInterval(news);
 }
 
+const NAME_MAX = 200; // A longer name is stored without its end.
 const NEAR = 0.8; // From this share on, a limit is near its end.
 
-const keyOf = (key) => (Object.keys(key).length ? make("span", {}, Object.entries(key).flatMap(([what, name], index) => [index ? ", " : "", `${what} `, what === "user" ? userLink(name) : name])) : "all");
+const keyOf = (key) => (Object.keys(key).length ? make("span", {}, Object.entries(key).flatMap(([what, name], index) => [index ? ", " : "", `${what} `, what === "user" && name.length <= NAME_MAX ? make("a", { href: address("user", { user: name }) }, name) : name])) : "all");
 const WHAT = { model: "calls of models", tool: "calls of tools", run: "runs" };
 
 // A rate is used up by what may come at once; after that it comes at its pace.
@@ -35,7 +37,7 @@ function spent(budget, currency) {
   return make("span", {}, `${Number(budget.spent.toPrecision(4))} of ${money(budget.most, currency)} spent, anew `, time(budget.resets_at));
 }
 
-const percent = (share) => make(share >= NEAR ? "span.problem" : "span", {}, `${Math.floor(share * 100)}%`);
+const percent = (share) => make(share >= NEAR ? "span.problem" : "span", {}, `${Math.round(share * 100)}%`);
 
 function parts(found) {
   const shown = [...found.limits].sort((a, b) => b.share - a.share);

@@ -82,7 +82,7 @@ function parts(found) {
     heading("upcoming", "What will run"),
     found.upcoming.length
       ? table("What will run", ["When", "What", "Thread", "User", "Graph"], found.upcoming.map((each) => [
-          each.at <= found.now ? "now" : time(each.at), make("span", {}, KINDS[each.kind], each.what ? make("code.title", {}, each.what) : null),
+          each.at <= found.now ? `due ${due(each.at)}` : time(each.at), make("span", {}, KINDS[each.kind], each.what ? make("code.title", {}, each.what) : null),
           each.thread_id === null ? "a new one" : each.is_listed ? link(each) : brief(each.thread_id), userLink(each.user), brief(each.graph)]))
       : quiet("No cron, message for later or sleep is to come."),
     found.has_crons ? null : quiet("Crons are not shown: you may not search them."),

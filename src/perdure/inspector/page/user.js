@@ -133,17 +133,19 @@ function storedShown(stored) {
     ["Turns that it is extracted from", stored.turns ? number(stored.turns) : null],
     ["Empty names in the store", stored.names ? number(stored.names) : null],
     ["Chats with sessions", stored.sessions ? number(stored.sessions) : null],
-    ["Stays: items in the store", [several(stored.items, "item", "items"), ...stored.namespaces.map(named)].join(", ")],
+    ["Stays: items in the store", [several(stored.items, "item", "items"), ...named(stored.namespaces)].join(", ")],
     ["Stays: used of limits", stored.limits.join(", ")],
   ]);
 }
 
-const named = (namespace) => namespace.join(" › ");
+const NAMES = 5;
+
+const named = (found) => [...found.slice(0, NAMES).map(({ namespace }) => namespace.join(" › ")), ...(found.length > NAMES ? [`${found.length - NAMES} more`] : [])];
 
 // What a removal leaves of this user, by name, and what removes it.
 function stays(stored) {
   if (!stored) return "";
-  const items = stored.items ? `${several(stored.items, "item", "items")} in the store stay under ${stored.namespaces.map(named).join(", ")}: a program removes them with store.delete.` : "";
+  const items = stored.items ? `${several(stored.items, "item of the store stays", "items of the store stay")} under ${named(stored.namespaces).join(", ")}: a program removes them with store.delete.` : "";
   const limits = stored.limits.length ? `What is used of ${stored.limits.length === 1 ? "the limit" : "the limits"} ${stored.limits.join(", ")} stays until it is anew; perdure limits reset removes it.` : "";
   return `${items} ${limits}`.trim();
 }

@@ -22,6 +22,8 @@ from perdure.model.records import Partition
 SETTABLE = ("concurrency", "rate", "burst", "tokens", "budget", "at_end", "wait")
 """Fields of a limit that can be set while processes run."""
 
+_PAGE = 200
+
 
 async def read_entries(
     handle: DatabaseHandle, tenant: str, limit: str | None, most: int, after: str | None = None
@@ -49,17 +51,48 @@ async def read_entries(
     return [entry_of(each, now) for each in found], None if last is None else last.thread
 
 
+async def read_largest(
+    handle: DatabaseHandle, tenant: str, limit: str | None, most: int | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the entries of the keys of which the largest part is used, that part first, and the number of
+    all keys. Each key is read.
+
+    Args:
+        handle: The database.
+        tenant: The tenant.
+        limit: Name of a limit, ``None`` for all limits.
+        most: The number of keys to return, by default all.
+    """
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        entries, after = await read_entries(handle, tenant, limit, _PAGE, after)
+        found += entries
+        if after is None:
+            break
+    found.sort(key=lambda entry: (-entry["share"], entry["limit"], sorted(entry["key"].items())))
+    return found[:most], len(found)
+
+
+async def find_of_user(handle: DatabaseHandle, tenant: str, user: str) -> list[dict[str, Any]]:
+    """Return the entries of the keys that have a user as a part. Each key is read."""
+    found, _ = await read_largest(handle, tenant, None)
+    shown = stored.place(tenant, handle.alias, "", {"user": user}).key["user"]
+    return [entry for entry in found if entry["key"].get("user") == shown]
+
+
 def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     """Return the state of a key as JSON data; times are microseconds since 1970.
 
     Returns:
         ``limit`` and ``key``; ``of``, the kind of calls that it limits; ``waiting``, the number of calls or
-        runs that wait; ``processes``, those that have a share; and for each amount of the limit an entry with
-        the ``most`` that it allows:
+        runs that wait; ``processes``, those that have a share; ``share``, the used part of the amount of
+        which most is used, from 0 on; and for each amount of the limit an entry with the ``most`` that it
+        allows:
 
         - ``concurrency``: also the places that are ``used``.
-        - ``rate`` and ``tokens``: also how much is ``left`` now, and ``next_at``, the time at which there is
-          more.
+        - ``rate`` and ``tokens``: the most in a minute; also the ``burst`` that may begin at once, how much
+          of it is ``left`` now, and ``next_at``, the time at which there is more.
         - ``budget``: also the money that is ``spent``, the money that processes have set aside for calls
           (``held``), and the time at which the budget is reset (``resets_at``).
     """
@@ -72,21 +105,29 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
         "of": limit.of,
         "waiting": sum(part.waiting for _, part in parts),
     }
+    shares = [0.0]
     if limit.concurrency is not None:
-        entry["concurrency"] = {"most": limit.concurrency, "used": sum(part.places for _, part in parts)}
+        used = sum(part.places for _, part in parts)
+        entry["concurrency"] = {"most": limit.concurrency, "used": used}
+        shares.append(used / limit.concurrency)
     if limit.rate is not None:
         left = compute_rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
-        entry["rate"] = {"most": limit.rate, **_describe_left(left, now)}
+        entry["rate"] = {"most": limit.rate, **_describe_left(left, limit.burst_size, now)}
+        shares.append(1 - left.now / limit.burst_size)
     if limit.tokens is not None:
         left = compute_rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
-        entry["tokens"] = {"most": limit.tokens, **_describe_left(left, now)}
+        entry["tokens"] = {"most": limit.tokens, **_describe_left(left, limit.token_burst, now)}
+        shares.append(1 - left.now / limit.token_burst)
     if limit.budget is not None:
+        spent, held = state.spent / MONEY, sum(part.money for _, part in parts) / MONEY
         entry["budget"] = {
             "most": limit.budget,
-            "spent": state.spent / MONEY,
-            "held": sum(part.money for _, part in parts) / MONEY,
+            "spent": spent,
+            "held": held,
             "resets_at": day_of(limit.timezone, now)[1],
         }
+        shares.append((spent + held) / limit.budget)
+    entry["share"] = max(shares)
     entry["processes"] = [
         {"name": name, "places": part.places, "waiting": part.waiting, "lease_until": part.until}
         for name, part in parts
@@ -94,8 +135,8 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     return entry
 
 
-def _describe_left(left: RateLeft, now: int) -> dict[str, Any]:
-    return {"left": left.now, "next_at": None if left.at <= now else left.at}
+def _describe_left(left: RateLeft, burst: int, now: int) -> dict[str, Any]:
+    return {"burst": burst, "left": left.now, "next_at": None if left.at <= now else left.at}
 
 
 async def set_amounts(

@@ -168,7 +168,7 @@ async def describe_user_data(
     ``assistants`` and ``unlisted`` threads, and the numbers of ``entries`` of memories, of ``turns`` that
     they are extracted from, and of ``names`` of empty namespaces, all of which go with the user; the number
     of chats with ``sessions``, which go if no thread of the chat is left; and the number of ``items`` in the
-    store, in namespaces with the user's id as a label, which stay."""
+    store, in ``namespaces`` with the user's id as a label, each with its number of ``items``, which stay."""
     entries, of_user = 0, _labels_of_user(user)
     for memory in data.memories:
         entries += len(await memory.afacts(history=True)) + len(await memory.asummaries())
@@ -177,12 +177,14 @@ async def describe_user_data(
     def stays(labels: tuple[str, ...]) -> bool:
         return not of_user.isdisjoint(labels) and not any(labels[: len(at)] == at for at in places)
 
+    counts = await store.acount_items(stays)
     return {
         "crons": sorted(cron.id for cron in data.crons),
         "assistants": sorted(data.assistants),
         "unlisted": sorted(thread_id for thread_id, others in data.unlisted.items() if not others),
         "entries": entries,
-        "items": await store.acount_items(stays),
+        "items": sum(counts.values()),
+        "namespaces": [{"namespace": list(labels), "items": counts[labels]} for labels in sorted(counts)],
         "turns": data.turns,
         "names": data.names,
         "sessions": len(data.sessions),

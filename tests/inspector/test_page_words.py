@@ -290,7 +290,8 @@ def test_what_stays_of_a_user_is_named_before_and_after(browser: Browser) -> Non
             page.locator("summary", has_text="Delete everything of the user").press("Enter")
             stays = (
                 f"1 item of the store stays under notes {INTO} ada: a program removes them with "
-                "store.delete. What is used of the limit daily stays until it is anew; perdure limits reset removes it."
+                "store.delete. What is used of the limit daily stays until it is anew; "
+                "perdure limits reset removes it."
             )
             page.locator("form p", has_text=stays).wait_for()
             page.get_by_label("Type the user's id to confirm").fill("ada")

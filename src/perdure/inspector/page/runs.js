@@ -190,7 +190,7 @@ export async function showRuns(main, asked) {
       ended(outcome);
     };
     const whose = name ? `of ${name}` : beginning ? `of threads ${beginning}…` : "of everybody";
-    return make("div.row", {}, make("label.check", {}, sure, ` all open and waiting runs ${whose}`), stop, outcome);
+    return make("div.row", {}, make("label.check", {}, sure, ` all open runs, and the messages that wait, ${whose}`), stop, outcome);
   }
 
   async function again(each) {

@@ -342,7 +342,7 @@ def test_an_unknown_thread_is_an_error(page: Page, address: str) -> None:
 def test_queue_and_care_are_shown(page: Page, address: str) -> None:
     page.goto(f"{address}#/queue")
     page.get_by_text("Nothing is due, and no run is open.").wait_for()
-    page.get_by_role("link", name="1 thread waits for an answer.").wait_for()
+    page.get_by_role("link", name="1 thread asks.").wait_for()
     page.get_by_role("link", name="Care").click()
     page.get_by_text("which is this release's").wait_for()
     page.get_by_role("button", name="Largest threads").click()

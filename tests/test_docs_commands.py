@@ -98,6 +98,15 @@ def test_every_command_of_a_sentence_is_known_with_its_options(page: Path) -> No
         assert not unknown_options(line), line
 
 
+def test_every_command_of_the_first_help_is_known_with_its_options() -> None:
+    lines = re.findall(r" {2}(perdure .+)", str(app.info.help))
+    assert len(lines) > 5
+    for line in lines:
+        assert not unknown_options(line), line
+        command, rest = leaf(shlex.split(line)[1:])
+        command.make_context("perdure", rest)
+
+
 def test_the_pages_that_are_read_show_commands() -> None:
     assert sum(len(list(in_blocks(page.read_text("utf-8")))) for page in PAGES) > 50
     assert sum(len(list(inline(page.read_text("utf-8")))) for page in PAGES) > 50

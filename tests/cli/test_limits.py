@@ -53,13 +53,40 @@ def test_what_is_used_is_listed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert "daily of user ada" in out
     assert "1 of 4 at once" in out
     assert "2.5 of 5 spent" in out
+    assert "4 of 5 left at once, 60 a minute" in out
     assert "\x1b" not in out
+    Path("perdure.toml").write_text('[prices]\ncurrency = "EUR"\n[prices.models.m]\ninput = 1\noutput = 1\n')
+    assert "2.5 of 5 EUR spent, 2.5 left" in run_cli(monkeypatch, capfd, "limits", "ls")[1]
     code, out, _ = run_cli(monkeypatch, capfd, "limits", "ls", "daily", "--json")
     found = {row["key"]["user"]: row for row in rows(out)}  # type: ignore[index]
     assert found.keys() == {"ada", "b\x1b[31mob"}
     assert found["ada"]["budget"]["spent"] == 2.5  # type: ignore[index]
     assert found["ada"]["of"] == "model"
     assert rows(run_cli(monkeypatch, capfd, "limits", "ls", "other", "--json")[1]) == []
+
+
+def test_the_key_nearest_to_its_end_comes_first(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def spend() -> None:
+        async with perdure.connect("sqlite:///threads.db") as db:
+            limiter = limiter_of(handle_of(db))
+            limiter.declare({"money": SharedLimit(by=("user",), budget=5.0)})
+            for user, cost in (("carl", 4_500_000), ("dora", 1_000_000), ("emma", 2_000_000)):
+                turn = CallTurn([("money", {"user": user}, user)])
+                await limiter.acquire(turn, "", 20)
+                limiter.end(turn, tokens=1, cost=cost)
+
+    asyncio.run(spend())
+    lines = run_cli(monkeypatch, capfd, "limits", "ls", "money")[1].splitlines()
+    shares = [int(line.split("%")[0]) for line in lines]
+    assert shares == sorted(shares, reverse=True)
+    assert lines[0].startswith(" 90%  money of user carl  calls of models: 4.5 of 5 spent, 0.5 left")
+    assert lines[-1].startswith(" 20%  money of user dora")
+    first, more = run_cli(monkeypatch, capfd, "limits", "ls", "money", "-n", "1")[1].splitlines()
+    assert (first, more) == (lines[0], "There are 3 keys; raise --limit, or name a limit.")
+    (entry,) = rows(run_cli(monkeypatch, capfd, "limits", "ls", "money", "-n", "1", "--json")[1])
+    assert entry["share"] == 0.9
 
 
 def test_one_key_is_shown_with_its_processes(

@@ -1,6 +1,6 @@
 """What broke, what waits, where it is and how it is going, as a shell sees it.
 
-Covers perdure.cli.runs, perdure.cli.questions, perdure.cli.top.
+Covers perdure.cli.runs, perdure.cli.upcoming, perdure.cli.questions, perdure.cli.top.
 """
 
 from __future__ import annotations
@@ -135,8 +135,13 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
     assert "\x1b" not in shown.stdout
     (detail,) = shell("runs", "show", run_id, "--thread", "b", "--json").rows
     assert detail["goes_on_from"]["step"] == 0
+    assert "`perdure threads show b` shows the thread's steps; with --text" in shown.stdout
+    with_text = shell("runs", "show", run_id[:8], "--text")
+    assert "\ninput " in with_text.stdout
+    assert "fail more" in with_text.stdout
+    assert "fail more" in str(shell("runs", "show", run_id, "--text", "--json").rows[0]["input"])
 
-    again = shell("runs", "rerun", run_id)
+    again = shell("runs", "rerun", run_id[:8])
     assert "b: run" in again.stdout
     assert "had been scheduled to run again" in shell("runs", "rerun", run_id).stdout
     counted = shell("runs", "rerun", "--failed", "--dry-run").stdout
@@ -299,6 +304,32 @@ def test_top_shows_numbers_once_without_a_terminal(shell: Shell) -> None:
     assert "█" in shown
 
 
+@pytest.mark.parametrize(("last", "span"), [("hour", "last hour"), ("day", "last 24 hours")])
+def test_each_table_of_top_names_its_time(shell: Shell, last: str, span: str) -> None:
+    work(Agent(), ("one", "hello"), ("two", "fail"))
+    headings = {f"graph, {span}", f"user, {span}", f"error, {span}", "version, last 24 hours"}
+    lines = shell("top", "--last", last).stdout.splitlines()
+    assert {line[:30].strip() for line in lines} >= headings
+    assert any(line.startswith(f"latency in the {span}  to the end ") for line in lines)
+    assert "graph, last 30 days" in shell("top", "--last", "month").stdout
+    assert "graph, last hour" in shell("top").stdout
+    refused = shell("top", "--last", "day", "--nodes")
+    assert (refused.code, "--nodes takes --since" in refused.stderr) == (2, True)
+
+
+def test_what_runs_by_itself_is_listed_with_its_time(shell: Shell) -> None:
+    work(Agent(), ("a", "hello"))
+    assert shell("runs", "upcoming").stdout == "Nothing runs by itself within 1d.\n"
+    for thread in ("b", EVIL):
+        asyncio.run(_postpone(thread))
+    listed = shell("runs", "upcoming", "--within", "1h").stdout
+    assert [line.split()[2:5] for line in listed.splitlines()] == [["in", "16m", "message"]] * 2
+    assert "\x1b" not in listed
+    assert [row["thread_id"] for row in shell("runs", "upcoming", "--json").rows] == ["b", EVIL]
+    assert shell("runs", "upcoming", "-n", "1").stdout.endswith("raise --limit, or shorten --within.\n")
+    assert shell("runs", "upcoming", "--within", "5m").stdout == "Nothing runs by itself within 5m.\n"
+
+
 def test_a_deploy_is_seen_in_runs_errors_and_numbers(shell: Shell) -> None:
     class Deployed(Agent):
         def answer(self, state: MessagesState) -> dict[str, Any]:
@@ -373,6 +404,10 @@ def test_columns_of_top_stay_in_place_whatever_the_names_are(name: str) -> None:
         ("10:30", "2026-03-02T10:30:00"),
         ("9:05", "2026-03-02T09:05:00"),
         ("23:00", "2026-03-01T23:00:00"),
+        ("noon", "2026-03-01T12:00:00"),
+        ("midnight", "2026-03-02T00:00:00"),
+        ("today", "2026-03-02T00:00:00"),
+        ("yesterday", "2026-03-01T00:00:00"),
         ("2026-02-28", "2026-02-28T00:00:00"),
         ("2026-02-28T12:15", "2026-02-28T12:15:00"),
         ("2026-02-28T12:15Z", "2026-02-28T12:15:00+00:00"),
@@ -383,7 +418,7 @@ def test_since_is_a_span_or_a_time(since: str, found: str) -> None:
     assert parse_since(since, now) == round(datetime.fromisoformat(found).timestamp() * 1_000_000)
 
 
-@pytest.mark.parametrize("since", ["25:00", "yesterday", "12:60", "2026-13-01"])
+@pytest.mark.parametrize("since", ["25:00", "tomorrow", "12:60", "2026-13-01"])
 def test_what_is_neither_a_span_nor_a_time_is_refused(since: str, shell: Shell) -> None:
     work(Agent(), ("one", "hello"))
     done = shell("threads", "ls", "--since", since)

@@ -47,6 +47,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         (("work",), "'work'. Did you mean `perdure worker`?"),
         (("rm",), "`perdure threads delete`, `perdure users delete` or `perdure memory forget`?"),
         (("reindx",), "'reindx'. Did you mean `perdure store reindex`?"),
+        (("crons",), "'crons'. Did you mean `perdure runs upcoming`?"),
         (("upgrade",), "'upgrade'. Did you mean `perdure migrate`?"),
         (("tenants", "zzzz"), "'zzzz'. There are ls."),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.cli.runs import format_duration
+from perdure.runtime import Runtime
 from tests.cli.test_commands import Shell, shell
 
 __all__ = ["shell"]
@@ -52,6 +54,24 @@ def test_a_thread_is_shown_with_its_way_times_tokens_and_costs(shell: Shell, tmp
     answers = [task for step in found["steps"] for task in step["tasks"] if task["node"] == "answer"]
     assert [task["usage"]["cost"] for task in answers] == [4.0, 4.0]
     assert all(task["began_at"] <= task["ended_at"] for task in answers)
+
+
+def test_the_title_of_the_metadata_comes_first(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path, 1)
+    assert shell("threads", "show", "ada", **URL).stdout.startswith("ada  a question\n")
+
+    async def name_it() -> None:
+        graph = StateGraph(MessagesState).add_node("a", lambda _: {}).add_edge(START, "a").compile()
+        async with (
+            perdure.connect(f"sqlite:///{tmp_path / 't.db'}") as database,
+            Runtime(database, graph, works=False, observers=()) as runtime,
+        ):
+            row = await runtime.threads.get("ada")
+            await runtime.threads.adopt(row._replace(metadata={"title": "Ada on tides"}))
+
+    asyncio.run(name_it())
+    assert shell("threads", "show", "ada", **URL).stdout.startswith("ada  Ada on tides\n")
+    assert json.loads(shell("threads", "show", "ada", "--json", **URL).stdout)["title"] == "Ada on tides"
 
 
 def test_steps_have_the_numbers_of_their_checkpoints(shell: Shell, tmp_path: Path) -> None:

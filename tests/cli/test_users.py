@@ -17,6 +17,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.engine import documents, versioned_documents
 from perdure.engine.queue import crons
+from perdure.limits import SharedLimit
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
 from perdure.model.ops import Commit
@@ -25,6 +26,7 @@ from perdure.model.records import CHAT_SESSIONS, SERVER, Partition
 from perdure.model.runs.messages import Message
 from perdure.runtime import Runtime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, lane_of
+from perdure.runtime.limits.limiter import CallTurn, limiter_of
 from tests.cli.test_operations import EVIL, Shell, shell
 
 __all__ = ["shell"]
@@ -99,7 +101,10 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     assert [assistant.name for assistant in assistants] == ["of bob"]
     assert [cron.id for cron in left] == ["cron of bob"]
     again = shell("users", "delete", "ada", "--yes")
-    assert again.stdout == "ada: 0 threads, 0 crons and 0 assistants removed, nothing was known\n"
+    assert again.stdout == (
+        "ada: 0 threads, 0 crons and 0 assistants removed, nothing was known\n"
+        "`perdure users show ada` names what stays, such as items in the store.\n"
+    )
     assert "later" not in shell("runs", "stop", "--all").stdout
 
 
@@ -128,7 +133,9 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
     assert (rest["turns"], rest["names"]) == (1, 1)
     shown = shell("users", "show", "ada").stdout
     assert "both  stays, as it is also of bob\n" in shown
-    assert "stays: 1 shared thread, 1 item in the store\n" in shown
+    assert "stays: 1 shared thread, 1 item in the store, 0 states of limits\n" in shown
+    assert '  1 item in the namespace ["drafts", "ada"], for your program to remove\n' in shown
+    assert rest["namespaces"] == [{"namespace": ["drafts", "ada"], "items": 1}]
     assert "memories: 1, 1 turn for their extraction, 1 empty namespace, sessions of 0 chats\n" in shown
     recent = shell("users", "show", "ada", "--since", "2020-01-01", "--json").rows
     # A thread whose first message waits has no time, and ends no search.
@@ -145,9 +152,46 @@ def test_what_is_stored_of_a_user_is_what_is_removed_and_what_stays(shell: Shell
     *left, rest = shell("users", "show", "ada", "--json").rows
     assert [row["thread_id"] for row in left] == ["both"]
     stays = {"user": "ada", "shared": 1, "items": 1}
-    assert {name: value for name, value in rest.items() if value} == stays
+    apart = ("namespaces", "usage")
+    assert {name: value for name, value in rest.items() if value and name not in apart} == stays
     (*_, bobs) = shell("users", "show", "bob", "--json").rows
     assert (bobs["turns"], bobs["names"], bobs["items"]) == (1, 1, 1)
+
+
+def test_a_user_has_the_costs_of_threads_and_the_states_of_limits(shell: Shell) -> None:
+    usage: Any = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010}
+
+    async def go() -> None:
+        def answer(state: MessagesState) -> dict[str, Any]:
+            about = {"model_name": "large"}
+            return {"messages": [AIMessage("fine", usage_metadata=usage, response_metadata=about)]}
+
+        graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").compile()
+        async with (
+            perdure.connect("sqlite:///threads.db", migrate=True) as database,
+            Runtime(database, graph, observers=()) as runtime,
+        ):
+            for user, thread in (("ada", "a"), ("ada", "both"), ("bob", "both")):
+                config = {"configurable": {"user_id": user}}
+                await runtime.wait(await runtime.accept(thread, "hello", config=config), 60)
+            limiter = limiter_of(handle_of(database))
+            limiter.declare({"daily": SharedLimit(by=("user",), budget=5.0)})
+            for name in ("ada", "bob"):
+                turn = CallTurn([("daily", {"user": name}, name)])
+                await limiter.acquire(turn, "", 20)
+                limiter.end(turn, tokens=1, cost=1_000_000)
+
+    asyncio.run(go())
+    Path("perdure.toml").write_text("[prices.models.large]\ninput = 1000\noutput = 0\n", encoding="utf-8")
+    shown = shell("users", "show", "ada").stdout
+    assert "bytes  a  cost 1 USD\n" in shown
+    assert "bytes  both  cost 2 USD  stays, as it is also of bob\n" in shown
+    assert "tokens in these threads: 1,000 in, 10 out, in 1 call; cost 1 USD\n" in shown
+    assert "0 items in the store, 1 state of limits\n" in shown
+    assert "  `perdure limits reset daily --key user=ada` empties this state\n" in shown
+    *threads, rest = shell("users", "show", "ada", "--json").rows
+    assert {row["thread_id"]: row["usage"]["cost"] for row in threads} == {"a": 1.0, "both": 2.0}
+    assert rest["limits"] == [{"limit": "daily", "key": {"user": "ada"}}]
 
 
 def test_the_sessions_of_a_chat_are_those_of_its_users(shell: Shell) -> None:

@@ -1,6 +1,6 @@
 """Counts of the runs that end: stored every few seconds beside the threads, and read without reading threads.
 
-Covers perdure.runtime.operations.overview, perdure.runtime.operations.growth, perdure.runtime.size_samples.
+Covers perdure.runtime.operations.growth, perdure.runtime.size_samples.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from perdure.cli.runs import runs
 from perdure.cli.serve import serve
 from perdure.cli.threads import threads
 from perdure.cli.top import top
+from perdure.cli.upcoming import list_upcoming
 from perdure.cli.users import users
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
@@ -40,6 +41,7 @@ for command in (init, dev, migrate, fsck, copy):
 app.command("import")(import_)
 for command in (export, audit, worker, serve, inspect, replay, top, demo):
     app.command()(command)
+runs.command("upcoming")(list_upcoming)
 for group in (threads, runs, questions, limits, tenants, users, store, memory, care, schema, keys):
     app.add_typer(group)
 complete_commands(app)

@@ -33,10 +33,26 @@ if TYPE_CHECKING:
     from perdure.model.model_calls import Prices
     from perdure.storage.key_providers import KeyProvider
 
+_HELP = """Durable threads for LangGraph agents.
+
+Questions of an operator, and where they are answered:
+
+  what failed, and why         perdure runs ls --by-error
+  what waits for a person      perdure questions ls
+  what is stuck                perdure threads stuck
+  what will run                perdure runs upcoming
+  how it is going, what costs  perdure top
+  which node is slow           perdure top --nodes
+  where a conversation is      perdure threads ls
+  who uses how much            perdure users ls
+  which limit is near its end  perdure limits ls
+
+Each group and command has more with --help.
+"""
 app = typer.Typer(
     cls=Group,
     name="perdure",
-    help="Durable threads for LangGraph agents.",
+    help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -483,4 +499,4 @@ def root(
         bool, typer.Option("--version", help="Print the version and exit", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Durable threads for LangGraph agents."""
+    """Run one of the commands."""

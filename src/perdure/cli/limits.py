@@ -22,9 +22,11 @@ from perdure.cli.app import (
     say,
 )
 from perdure.cli.runs import format_time
+from perdure.cli.thread_steps import money, read_currency
 
 limits = new_group(
-    "limits", "Look at limits over all processes, and change what they allow while processes run."
+    "limits",
+    "Look at limits over all processes, which of them are near their end, and change what they allow.",
 )
 
 Name = Annotated[str, typer.Argument(help="The name of the limit, as it is declared")]
@@ -53,24 +55,28 @@ def list_limits(
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
-    """List the keys of limits that are in use: what is used now, what waits, and when there is more.
+    """List the keys of limits that are in use, the nearest to the end first: what is used now, what waits,
+    and when there is more.
 
-    A key that was not used for a while is not stored. Amounts set by `perdure limits set` are listed, too.
+    The percentage is that of the amount of which most is used. A rate allows a burst at once after a pause,
+    and the percentage is that of the burst. A key that was not used for a while is not stored. Amounts set by
+    `perdure limits set` are listed, too.
     """
     from perdure.runtime.operations import limit_states
 
     with open_database(place) as database:
         handle = handle_in(database)
-        found, last = run_coroutine(limit_states.read_entries(handle, place.tenant, name, limit))
+        found, count = run_coroutine(limit_states.read_largest(handle, place.tenant, name, limit))
         changed = run_coroutine(limit_states.read_amounts(handle, place.tenant))
+    currency = read_currency()
     for entry in found:
-        (print_json if as_json else _print)(entry)
+        print_json(entry) if as_json else _print(entry, currency)
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
             line = f"{make_legible(each)}  is set to {_describe_amounts(amounts)}"
             print_result(as_json, {"limit": each, "set": dict(amounts)}, line)
-    if not as_json and last is not None:
-        out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
+    if not as_json and count > limit:
+        out.print(f"There are {count:,} keys; raise --limit, or name a limit.")
     if not as_json and not found and not changed:
         out.print("No limit is in use.")
 
@@ -92,7 +98,7 @@ def show(
     if as_json:
         print_json(found)
         return
-    _print(found)
+    _print(found, read_currency())
     for process in found["processes"]:
         counts = f"{process['places']} places, {process['waiting']} waiting"
         lease = f"lease until {format_time(process['lease_until'])}"
@@ -172,25 +178,26 @@ def _describe_amounts(amounts: Any) -> str:
     )
 
 
-def _print(entry: dict[str, Any]) -> None:
+def _print(entry: dict[str, Any], currency: str) -> None:
     parts: list[str] = []
     if places := entry.get("concurrency"):
         parts.append(f"{places['used']} of {places['most']} at once")
     for what, unit in (("rate", "a minute"), ("tokens", "tokens a minute")):
         if rate := entry.get(what):
-            parts.append(f"{rate['left']:,} left now of {rate['most']:,g} {unit}")
+            parts.append(f"{rate['left']:,} of {rate['burst']:,} left at once, {rate['most']:,g} {unit}")
             if rate["next_at"]:
                 parts[-1] += f", more at {format_time(rate['next_at'])}"
     if budget := entry.get("budget"):
         left = max(0.0, budget["most"] - budget["spent"] - budget["held"])
-        parts.append(
-            f"{budget['spent']:g} of {budget['most']:g} spent, {left:g} left, anew at "
-            f"{format_time(budget['resets_at'])}"
-        )
+        spent = f"{money(budget['spent'], '')} of {money(budget['most'], currency)} spent"
+        if budget["held"]:
+            spent += f", {money(budget['held'], '')} held for calls"
+        parts.append(f"{spent}, {money(left, '')} left, anew at {format_time(budget['resets_at'])}")
     if entry["waiting"]:
         parts.append(f"{entry['waiting']:,} waiting")
     what = {"model": "calls of models", "tool": "calls of tools", "run": "runs"}[entry["of"]]
-    say(f"{make_legible(entry['limit'])}{_describe_key(entry['key'])}  {what}: {'; '.join(parts)}")
+    name = f"{make_legible(entry['limit'])}{_describe_key(entry['key'])}"
+    say(f"{entry['share']:>4.0%}  {name}  {what}: {'; '.join(parts)}")
 
 
 add_listing(limits, list_limits)

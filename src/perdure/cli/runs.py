@@ -20,6 +20,7 @@ from perdure.cli.app import (
     err,
     format_count,
     handle_in,
+    json_text,
     make_legible,
     new_group,
     open_database,
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 runs = new_group(
-    "runs", "Look at the runs of all threads, find out why some failed, run them again, and stop them."
+    "runs",
+    "Look at the runs of all threads: which failed and why, and what will run. Run them again, or stop them.",
 )
 
 _MESSAGE_MAX = 100
@@ -51,6 +53,7 @@ _SECOND, _MINUTE, _HOUR = 1_000_000, 60_000_000, 3_600_000_000
 
 
 _CLOCK_TIME = re.compile(r"\d{1,2}:\d{2}")
+_NAMED_TIMES = {"noon": "12:00", "midnight": "00:00", "today": "00:00"}
 
 
 def check_span(value: str | None) -> str | None:
@@ -82,10 +85,14 @@ def _check_since(value: str | None) -> str | None:
 
 def _parse_time(text: str, now: int) -> int | None:
     """Return the time that a text names, in microseconds since 1970: that of a date, or for a clock time the
-    last moment with it in this machine's time zone. Return ``None`` for other text."""
+    last moment with it in this machine's time zone. ``yesterday`` and ``today`` are their first moments.
+    Return ``None`` for other text."""
     current = datetime.fromtimestamp(now / 1_000_000).astimezone()
+    text = _NAMED_TIMES.get(text, text)
     try:
-        if _CLOCK_TIME.fullmatch(text):
+        if text == "yesterday":
+            named = datetime.combine(current.date() - timedelta(days=1), time()).astimezone()
+        elif _CLOCK_TIME.fullmatch(text):
             named = datetime.combine(current.date(), time.fromisoformat(text.zfill(5))).astimezone()
             named -= timedelta(days=named > current)
         else:
@@ -98,8 +105,8 @@ def _parse_time(text: str, now: int) -> int | None:
 Since = Annotated[
     str | None,
     typer.Option(
-        help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time of this machine, "
-        "e.g. 12:00 or 2026-03-01T09:30",
+        help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time of this machine: noon, "
+        "today, yesterday, 9:30 or 2026-03-01T09:30",
         callback=_check_since,
     ),
 ]
@@ -258,23 +265,35 @@ def _print_group(group: dict[str, Any]) -> None:
 
 
 def show(
-    run_id: Annotated[str, typer.Argument(metavar="ID", help="The run's id, as `perdure runs ls` has it")],
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The run's id, as `perdure runs ls` has it, or its first characters, at least 6",
+        ),
+    ],
     thread: Annotated[
         str | None, typer.Option(help="Its thread, if you know it: all threads need not be searched then")
     ] = None,
     *,
+    text: Annotated[bool, typer.Option("--text", help="Show the contents of its messages, too")] = False,
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show a run: its state, its error with the traceback, and from where it can be run again.
 
-    The frames of your own code come first in the traceback. It is stored with a failed run, up to 8 kB.
+    The frames of your own code come first in the traceback. It is stored with a failed run, up to 8 kB. The
+    last lines name the command that shows the steps of the thread, with the one before the error. A beginning
+    of the id, of 6 characters or more, is enough if one run has it; all threads are searched for it.
     """
     from perdure.runtime.operations import entries, run_search
 
     with open_walk(place) as found:
         detail = run_coroutine(run_search.show(found.walk, run_id, thread))
+        messages = run_coroutine(run_search.load_input(found.walk, detail)) if text else []
     entry = entries.make_detail_entry(detail)
+    if text:
+        entry["input"] = messages
     if as_json:
         print_json(entry)
         return
@@ -296,7 +315,11 @@ def show(
             say(make_legible(error, keep="\n\t"))
         if failure.traceback is not None:
             say(make_legible(failure.traceback, keep="\n\t").rstrip("\n"))
+    for message in messages:
+        say(f"input {make_legible(json_text(message, ascii_only=False))}")
     say(_describe_next_step(detail))
+    way = f"`perdure threads show {shlex.quote(quote_id(detail.found.thread_id))}` shows the thread's steps"
+    say(f"{way}." if text else f"{way}; with --text this command shows the input, too.")
 
 
 def _describe_next_step(detail: Any) -> str:
@@ -315,7 +338,10 @@ def _describe_next_step(detail: Any) -> str:
 
 
 def rerun(
-    run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The failed run's id")] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="The failed run's id, or its first characters, at least 6"),
+    ] = None,
     *,
     failed: Annotated[
         bool,
@@ -358,7 +384,7 @@ def rerun(
         if run_id is not None:
             detail = run_coroutine(run_search.show(found.walk, run_id, thread))
             one = Partition(place.tenant, detail.found.thread_id)
-            print_rerun(repeat_one(found.database, one, run_id), as_json)
+            print_rerun(repeat_one(found.database, one, detail.found.run.id), as_json)
             return
         earliest = parse_since(since, found.now)
         query = run_search.RunQuery(user=user, since=earliest, error=error, graph=graph)

@@ -27,6 +27,7 @@ _COMMANDS = (
     ("retry", "rerun", "redo"),
     ("runs", "run"),
     ("worker", "work", "run"),
+    ("upcoming", "crons", "cron", "schedule", "schedules", "scheduled", "delayed", "next"),
 )
 """Rows of synonyms; some of the words in a row are names of commands."""
 
@@ -79,17 +80,17 @@ def _find_meant_command(ctx: Any, word: str, then: list[str]) -> str:
     with_next = [name for name in names if {*then} & {*_list_names(ctx.command.commands[name])}]
     found = [f"{ctx.command_path} {name}" for name in with_next or names]
     found += [f"{root.command_path} {name}" for name in _list_names(root.command) if name == word]
-    found = found or [f"{ctx.command_path} {name}" for name in _find_similar(word, here, _COMMANDS)]
-    if found:
-        return _ask_which(found)
     places = [(root.command_path, _list_names(root.command))]
     places += [
         (f"{root.command_path} {name}", _list_names(root.command.commands[name])) for name in places[0][1]
     ]
     for look in (_find_synonyms, _find_similar):
-        elsewhere = [f"{path} {name}" for path, names in places for name in look(word, names, _COMMANDS)]
-        if elsewhere:
-            return _ask_which(elsewhere)
+        for among in ([(ctx.command_path, here)], places):
+            found = found or [
+                f"{path} {name}" for path, names in among for name in look(word, names, _COMMANDS)
+            ]
+    if found:
+        return _ask_which(found)
     return f"There are {', '.join(sorted(here))}."
 
 

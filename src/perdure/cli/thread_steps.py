@@ -42,6 +42,7 @@ def read_way(
     from perdure.model.model_calls import total
     from perdure.runtime.operations import entries, open_questions
     from perdure.runtime.threads.rows import load_row
+    from perdure.runtime.threads.user_and_title import find_title
 
     handle, prices = handle_in(database), read_local_prices()
     partition = handle.partition(thread_id)
@@ -51,11 +52,13 @@ def read_way(
     page = handle.run(load_steps(partition, handle.digest, namespace, before, limit))
     messages = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
     asked: Sequence[AskedQuestion] = ()
+    title = ""
     if row := handle.run(load_row(partition)):
         asked = handle.run(open_questions.load_questions(handle, partition.tenant, row, with_waits=True))
+        title = find_title(row.metadata)
     return {
         **entries.wait_entries(asked),
-        "title": handle.run(load_title(partition, handle.digest)),
+        "title": title or handle.run(load_title(partition, handle.digest)),
         "authors": {each["id"]: each["node"] for each in messages.messages if each["id"] and each["node"]},
         "way": way_of(reversed(page.steps)),
         "steps": [show_step(step, prices) for step in reversed(page.steps)],
@@ -88,7 +91,7 @@ def print_way(found: Mapping[str, Any], *, is_latest: bool = True) -> None:
         out.print(line, soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
-        out.print(f"[bold]tokens{now}[/] {escape(_describe_usage(usage))}", soft_wrap=True)
+        out.print(f"[bold]tokens{now}[/] {escape(describe_usage(usage))}", soft_wrap=True)
 
 
 def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
@@ -138,7 +141,8 @@ def _join_nodes(nodes: list[str]) -> str:
     return ""
 
 
-def _describe_usage(usage: Mapping[str, Any]) -> str:
+def describe_usage(usage: Mapping[str, Any]) -> str:
+    """Return the tokens, the calls and the cost of calls of models, and the models without a price."""
     line = f"{usage['input']:,} in, {usage['output']:,} out, in {format_count(usage['calls'], 'call')}"
     details = [
         f"{usage[key]:,} {words}"
@@ -162,11 +166,13 @@ def _describe_cost(usage: Mapping[str, Any]) -> str:
     return money(usage["cost"], usage["currency"])
 
 
-def format_cost(cost: float) -> str:
-    """Return a cost as people write it: 0.000084, not 8.4e-05."""
-    return f"{Decimal(f'{cost:.4g}'):,f}"
-
-
 def money(cost: float, currency: str) -> str:
-    """Return a cost with its currency."""
-    return f"{format_cost(cost)} {quote_id(currency)}"
+    """Return a cost as people write it, 0.000084 and not 8.4e-05, with its currency if that is known."""
+    return f"{Decimal(f'{cost:.4g}'):,f} {quote_id(currency)}".rstrip()
+
+
+def read_currency() -> str:
+    """Return the currency of the prices that are set here, empty if there are none: workers with other prices
+    may have counted the costs."""
+    prices = read_local_prices()
+    return prices.currency if prices.models else ""

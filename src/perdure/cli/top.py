@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,12 +30,22 @@ from perdure.cli.app import (
     warn,
 )
 from perdure.cli.runs import Since, format_age, format_duration, format_time, open_walk, parse_since
-from perdure.cli.thread_steps import format_cost
+from perdure.cli.thread_steps import money, read_currency
 
 if TYPE_CHECKING:
     from perdure.runtime.operations.node_times import NodeTimes
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
+
+class CountedTime(StrEnum):
+    """A time up to now whose numbers are kept."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+_SPANS = {CountedTime.HOUR: "last hour", CountedTime.DAY: "last 24 hours", CountedTime.MONTH: "last 30 days"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _EVERY_S = 2.0
 _PART_S = 1.0
@@ -44,6 +56,14 @@ _WHY_WAITING = "`perdure threads stuck` says why threads wait for long, and what
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Show it once, also on a terminal")] = False,
+    last: Annotated[
+        CountedTime | None,
+        typer.Option(
+            help="The time of the tables of graphs, users, models and errors: hour, day (24 hours) or month "
+            "(30 days)",
+            show_default="hour",
+        ),
+    ] = None,
     nodes: Annotated[
         bool, typer.Option("--nodes", help="Show the times of nodes, by reading the steps of threads")
     ] = False,
@@ -56,12 +76,16 @@ def top(
 ) -> None:
     """Show how it is going: runs a minute, what waits, errors, latencies, tokens and cost.
 
+    Each table names its time, the last hour or that of --last. Models come by their costs, the dearest first,
+    users by their tokens; users are counted for up to 24 hours. --json has the numbers of all times.
+
     On a terminal it is refreshed every two seconds until Ctrl-C; otherwise, and with --json, once. Workers
     store their counts every ten seconds. Latencies are from the acceptance of a message, to its run's end and
     to the first token of a model.
 
     With --nodes it shows how often each node ran and how long it took, the slowest first, in the last day or
-    since the time that --since names. Every thread that changed since then is read.
+    since the time that --since names. Every thread that changed since then is read. A task that ended with a
+    question counts once the question is answered.
 
     With --growth it shows the size of the database and the number of the tenant's threads, on those of the
     last 92 days on which runs ended, and now. D1 and Redis do not tell the size, nor DynamoDB and Redis the
@@ -72,8 +96,10 @@ def top(
 
     if nodes and growth:
         raise typer.BadParameter("--nodes and --growth show different things; leave one out")
+    if last is not None and (nodes or growth):
+        raise typer.BadParameter("--last is for the other numbers; --nodes takes --since")
     if since is not None and not nodes:
-        raise typer.BadParameter("--since is for --nodes: the other numbers are of the last hour and day")
+        raise typer.BadParameter("--since is for --nodes; the other numbers take --last hour, day or month")
     if nodes:
         _show_nodes(since or "1d", place, as_json)
         return
@@ -86,15 +112,16 @@ def top(
         if as_json:
             print_json(found)
             return
+        show = partial(_format_overview, last or CountedTime.HOUR, read_currency())
         if once or not sys.stdout.isatty():
-            out.print(_format_overview(found), soft_wrap=True)
+            out.print(show(found), soft_wrap=True)
             return
         from rich.live import Live
 
-        with Live(_format_overview(found), console=out, screen=True, auto_refresh=False) as live:
+        with Live(show(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_format_overview(run_coroutine(read(handle, place.tenant))), refresh=True)
+                live.update(show(run_coroutine(read(handle, place.tenant))), refresh=True)
 
 
 def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
@@ -152,8 +179,10 @@ async def _read_nodes(walk: ThreadWalk, since: int, *, is_hidden: bool) -> tuple
             cursor = part.cursor
 
 
-def _format_overview(found: dict[str, Any]) -> str:
+def _format_overview(last: CountedTime, currency: str, found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
+    shown, span = found[last], _SPANS[last]
+    describe_usage = partial(_describe_usage, currency)
     full_minute = found["minutes"][-2:][0]
     oldest, waited = "", 0
     if queue["oldest"] is not None:
@@ -164,7 +193,7 @@ def _format_overview(found: dict[str, Any]) -> str:
         known.append(f"of which {threads['asleep']} wait for a time or a signal")
     lines = [
         f"[bold]{full_minute['runs']}[/] runs in the last full minute  {hour['runs']} in the last hour, "
-        f"{hour['failed']} failed  {day['runs']} in the last day, {day['failed']} failed",
+        f"{hour['failed']} failed  {day['runs']} in the last 24 hours, {day['failed']} failed",
         f"waiting {queue['due']}{oldest}  under way {queue['under_way']}  replies {queue['replies']}  "
         f"scheduled {queue['scheduled']}  {'  '.join(known)}".rstrip(),
     ]
@@ -173,31 +202,31 @@ def _format_overview(found: dict[str, Any]) -> str:
     lines += [
         f"hour  {_draw_sparkline(found['minutes'])}",
         f"day   {_draw_sparkline(found['hours'])}",
-        f"latency in the last hour  to the end {_format_latency(hour['end'])}  "
-        f"to the first token {_format_latency(hour['first'])}",
-        f"models in the last hour  {_describe_usage(hour)}  in the last day  {_describe_usage(day)}  "
-        f"in the last 30 days  {_describe_usage(found['month'])}",
+        f"latency in the {span}  to the end {_format_latency(shown['end'])}  "
+        f"to the first token {_format_latency(shown['first'])}",
+        "models in the "
+        + "  in the ".join(f"{words}  {describe_usage(found[each])}" for each, words in _SPANS.items()),
         "",
     ]
     for title, counts, names, entries, describe in (
-        ("graph", ("runs", "failed"), ("graph",), hour["graphs"], _describe_graph),
-        ("user", ("runs", "failed"), ("user",), hour["users"], _describe_calls),
+        (f"graph, {span}", ("runs", "failed"), ("graph",), shown["graphs"], _describe_graph),
+        (f"user, {span}", ("runs", "failed"), ("user",), shown["users"], _describe_calls),
         (
-            "version of a graph, last day",
+            "version, last 24 hours",
             ("runs", "failed"),
             ("graph", "version"),
             day["versions"],
-            lambda each: f"  since about {format_age(found['now'] - each['since'])} ago",
+            lambda _, each: f"  since about {format_age(found['now'] - each['since'])} ago",
         ),
-        ("model", ("calls",), ("model",), hour["models"], _describe_calls),
-        ("error", ("runs",), ("kind",), hour["errors"], lambda each: ""),
+        (f"model, {span}", ("calls",), ("model",), shown["models"], _describe_calls),
+        (f"error, {span}", ("runs",), ("kind",), shown["errors"], lambda *_: ""),
     ):
         if entries:
             lines.append(f"[bold]{title:<30}{''.join(f'{count:>8}' for count in counts)}[/]")
             for each in entries[:10]:
-                shown = " ".join(_format_name(each[name]) for name in names)
+                name = " ".join(_format_name(each[part]) for part in names)
                 numbers = "".join(f"{each[count]:>8}" for count in counts)
-                lines.append(f"{_column(shown)}{numbers}{describe(each)}")
+                lines.append(f"{_column(name)}{numbers}{describe(currency, each)}")
             lines.append("")
     if not found["is_whole"]:
         lines.append("There is more than was counted: counts end at 1,000.")
@@ -210,23 +239,23 @@ def _format_name(name: str | None) -> str:
     return quote_id(name)
 
 
-def _describe_graph(each: dict[str, Any]) -> str:
+def _describe_graph(currency: str, each: dict[str, Any]) -> str:
     times = f"  end {_format_latency(each['end'])}  first token {_format_latency(each['first'])}"
-    return f"{times}{_describe_calls(each)}"
+    return f"{times}{_describe_calls(currency, each)}"
 
 
-def _describe_calls(each: dict[str, Any]) -> str:
+def _describe_calls(currency: str, each: dict[str, Any]) -> str:
     if each["calls"]:
-        return f"  {_describe_usage(each)}"
+        return f"  {_describe_usage(currency, each)}"
     return ""
 
 
-def _describe_usage(found: dict[str, Any]) -> str:
+def _describe_usage(currency: str, found: dict[str, Any]) -> str:
     """Return the tokens of calls of models, and their cost where it is known."""
     shown = f"{found['input_tokens']:,} tokens in, {found['output_tokens']:,} out"
     if found["cost"] is None:
         return shown
-    return f"{shown}, cost {format_cost(found['cost'])}"
+    return f"{shown}, cost {money(found['cost'], currency)}"
 
 
 def _column(name: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import aclosing
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import aclosing, suppress
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ from perdure.cli.app import (
     add_listing,
     format_count,
     handle_in,
+    json_text,
+    make_legible,
     new_group,
     new_table,
     open_database,
@@ -24,6 +27,7 @@ from perdure.cli.app import (
     print_result,
     print_table,
     quote_id,
+    read_local_prices,
     require_consent,
     run_coroutine,
     say,
@@ -32,15 +36,17 @@ from perdure.cli.app import (
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import Since, open_walk, parse_since
 from perdure.cli.thread_listing import THREAD_BYTES, format_iso
-from perdure.errors import NotFound
+from perdure.cli.thread_steps import describe_usage, money, read_currency
+from perdure.errors import Contention, Corrupt, NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.model.model_calls import ModelCall
     from perdure.model.ops import Check
     from perdure.runtime.operations.user_removal import RemovalTerms, UserData
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-users = new_group("users", "Look at what users use and what is stored of one, and remove it.")
+users = new_group("users", "Look at what users use and cost and what is stored of one, and remove it.")
 
 
 class Period(StrEnum):
@@ -66,11 +72,13 @@ def list_users(last: Last = Period.DAY, *, place: DataPlace, as_json: AsJson = F
     with open_database(place) as database:
         found: list[dict[str, Any]] = run_coroutine(read(handle_in(database), place.tenant))[last]["users"]
 
+    currency = read_currency()
+
     def row(each: dict[str, Any]) -> Iterator[str]:
         yield "all others" if each["user"] is None else quote_id(each["user"])
         for key in ("runs", "failed", "calls", "input_tokens", "output_tokens"):
             yield f"{each[key]:,}"
-        yield "" if each["cost"] is None else f"{each['cost']:,.4g}"
+        yield "" if each["cost"] is None else money(each["cost"], currency)
 
     table = new_table("user", numbers=("runs", "failed", "calls", "tokens in", "out", "cost"))
     print_table(found, as_json, table, row, f"No runs of users in the last {last}.")
@@ -85,11 +93,16 @@ def show(
 ) -> None:
     """Show all that is stored of a user, and what of it `perdure users delete` would remove.
 
-    Threads come with their runs and bytes, and with the other users for whom they stay; --since limits them
-    to those that changed. Each is read to measure it. The bytes are those of checkpoints, values and writes.
-    Sessions of a chat go if no thread of the chat is left. Items in the store that have the user's id as a
-    label of their namespace stay. With --json the rest is in the last line.
+    Threads come with their runs, bytes and costs of models, and with the other users for whom they stay;
+    --since limits them to those that changed. Each is read to measure it. The bytes are those of checkpoints,
+    values and writes. Sessions of a chat go if no thread of the chat is left.
+
+    Items in the store that have the user's id as a label of their namespace stay, and are listed by
+    namespace: the program that wrote them removes them. The states of limits by user stay, too, until they
+    are idle: `perdure limits reset` empties one. With --json the rest is in the last line.
     """
+    from perdure.model.model_calls import total
+    from perdure.runtime.operations.limit_states import find_of_user
     from perdure.runtime.operations.user_removal import describe_user_data
 
     place = place.with_key()
@@ -97,11 +110,16 @@ def show(
         data = _find_data(found.walk, kept, user)
         shared_unlisted = sum(bool(others) for others in data.unlisted.values())
         sums = {"threads": 0, "shared": shared_unlisted, "runs": 0, "bytes": 0}
+        prices = read_local_prices()
+        calls: list[ModelCall] = []
 
-        def print_thread(entry: dict[str, Any]) -> None:
+        def print_thread(entry: dict[str, Any], of_thread: Sequence[ModelCall]) -> None:
+            entry["usage"] = usage = total(of_thread, prices)
             size = "?" if entry["bytes"] is None else f"{entry['bytes']:,}"
             line = f"{entry['status']:<11}  {format_count(entry['runs'], 'run'):>9}  {size:>15} bytes"
             line += f"  {quote_id(entry['thread_id'])}"
+            if usage["cost"] is not None:
+                line += f"  cost {money(usage['cost'], usage['currency'])}"
             if entry["others"]:
                 line += f"  stays, as it is also of {', '.join(map(quote_id, entry['others']))}"
                 sums["shared"] += 1
@@ -109,6 +127,7 @@ def show(
                 sums["threads"] += 1
                 sums["runs"] += entry["runs"]
                 sums["bytes"] += entry["bytes"] or 0
+                calls.extend(of_thread)
             print_result(as_json, entry, line)
 
         earliest = parse_since(since, found.now)
@@ -116,37 +135,64 @@ def show(
         if since is None and not (sums["threads"] or sums["shared"]):
             _refuse_elsewhere(found.database, kept, place.tenant, user, data)
         stored = run_coroutine(describe_user_data(found.walk, user, data, kept.store()))
+        of_user = run_coroutine(find_of_user(found.walk.database, place.tenant, user))
+        limits = [{"limit": entry["limit"], "key": entry["key"]} for entry in of_user]
+    usage = total(calls, prices)
     if as_json:
-        print_json({"user": user, **sums, **stored})
+        print_json({"user": user, **sums, "usage": usage, **stored, "limits": limits})
         return
-    size = f"{format_count(sums['runs'], 'run')} and {format_count(sums['bytes'], 'byte')}"
-    goes = [f"{format_count(sums['threads'], 'thread')} with {size}"]
-    if stored["unlisted"]:
-        goes.append(f"{format_count(len(stored['unlisted']), 'thread')} that had not begun")
-    goes += [
-        format_count(len(stored["crons"]), "cron"),
-        format_count(len(stored["assistants"]), "assistant"),
-        f"memories: {stored['entries']:,}",
-        f"{format_count(stored['turns'], 'turn')} for their extraction",
-        f"{format_count(stored['names'], 'empty namespace')}",
-        f"sessions of {format_count(stored['sessions'], 'chat')}",
-    ]
-    stays = [
-        format_count(sums["shared"], "shared thread"),
-        f"{format_count(stored['items'], 'item')} in the store",
-    ]
     whose = quote_id(user)
     if since is not None:
         whose += " (of the threads only those that changed in this time)"
-    say(f"goes with {whose}: {', '.join(goes)}")
-    say(f"stays: {', '.join(stays)}")
+    say(f"goes with {whose}: {', '.join(_describe_removed(sums, stored))}")
+    if usage["calls"]:
+        say(f"tokens in these threads: {describe_usage(usage)}")
+    _print_kept(sums["shared"], stored, limits)
     say(THREAD_BYTES)
 
 
+def _describe_removed(sums: Mapping[str, int], stored: Mapping[str, Any]) -> Iterator[str]:
+    size = f"{format_count(sums['runs'], 'run')} and {format_count(sums['bytes'], 'byte')}"
+    yield f"{format_count(sums['threads'], 'thread')} with {size}"
+    if stored["unlisted"]:
+        yield f"{format_count(len(stored['unlisted']), 'thread')} that had not begun"
+    yield format_count(len(stored["crons"]), "cron")
+    yield format_count(len(stored["assistants"]), "assistant")
+    yield f"memories: {stored['entries']:,}"
+    yield f"{format_count(stored['turns'], 'turn')} for their extraction"
+    yield f"{format_count(stored['names'], 'empty namespace')}"
+    yield f"sessions of {format_count(stored['sessions'], 'chat')}"
+
+
+def _print_kept(shared: int, stored: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> None:
+    """Print what a removal of the user leaves, and how each part is removed."""
+    stays = (
+        format_count(shared, "shared thread"),
+        f"{format_count(stored['items'], 'item')} in the store",
+        f"{format_count(len(limits), 'state')} of limits",
+    )
+    say(f"stays: {', '.join(stays)}")
+    for each in stored["namespaces"]:
+        place = json_text(each["namespace"], ascii_only=False)
+        count = format_count(each["items"], "item")
+        say(f"  {count} in the namespace {make_legible(place)}, for your program to remove")
+    for each in limits:
+        key = " ".join(
+            f"--key {shlex.quote(quote_id(f'{what}={name}'))}" for what, name in each["key"].items()
+        )
+        say(f"  `perdure limits reset {shlex.quote(quote_id(each['limit']))} {key}` empties this state")
+
+
 async def _show_threads(
-    walk: ThreadWalk, user: str, since: int | None, show_one: Callable[[dict[str, Any]], None]
+    walk: ThreadWalk,
+    user: str,
+    since: int | None,
+    show_one: Callable[[dict[str, Any], Sequence[ModelCall]], None],
 ) -> None:
-    """Describe the threads of a user, each by ``show_one``."""
+    """Describe the threads of a user, each by ``show_one`` with its calls of models, none if they cannot be
+    read."""
+    from perdure.langgraph.reading.thread_calls import load_all_calls
+    from perdure.model.records import Partition
     from perdure.runtime.operations.thread_search import ThreadQuery, search
     from perdure.runtime.operations.user_removal import describe_user_thread
 
@@ -160,7 +206,11 @@ async def _show_threads(
                 "status": row.status,
                 "updated_at": format_iso(row.updated_at),
             }
-            show_one({**entry, **await describe_user_thread(walk, row.thread_id, others)})
+            calls: Sequence[ModelCall] = ()
+            with suppress(Corrupt, Contention):
+                program = load_all_calls(Partition(walk.tenant, row.thread_id), walk.database.digest)
+                calls = await walk.database.arun(program)
+            show_one({**entry, **await describe_user_thread(walk, row.thread_id, others)}, calls)
 
 
 def delete(
@@ -181,8 +231,9 @@ def delete(
     owner, by their metadata or else by user_id in their config, is the user.
 
     Assistants without an owner, the default ones of graphs, items and histories of sessions that an agent
-    itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
-    empty the database's log, which holds what was removed. Safe to interrupt and to run again.
+    itself stored, the log of actions, the counts of the last day, the states of limits by user, and backups
+    stay. `perdure users show` names the items and the limits of the user that are left. On SQLite the end is
+    to empty the database's log, which holds what was removed. Safe to interrupt and to run again.
     """
     from perdure.engine.retention.thread_removal import delete_thread
     from perdure.model.records import Partition
@@ -223,6 +274,7 @@ def delete(
     for thread_id in shared:
         others = ", ".join(map(quote_id, sorted(threads_found[thread_id])))
         say(f"{quote_id(thread_id)} stays, as it is also of {others}")
+    say(f"`perdure users show {shlex.quote(quote_id(user))}` names what stays, such as items in the store.")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:

@@ -88,6 +88,37 @@ def test_a_run_is_shown_by_the_id_of_each_message_that_it_joined(memory: Storage
     go(main())
 
 
+def test_a_run_is_shown_by_a_beginning_of_its_id_that_no_other_has(
+    storage: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ["c168ba61-1", "c168ba61-2", "c168ba7", "c168ba7-long"]
+
+    async def main() -> None:
+        for run_id, (thread, text) in zip(
+            ids, (("a", "hello"), ("b", "boom"), ("c", "boom"), ("c", "boom")), strict=True
+        ):
+            monkeypatch.setattr("perdure.runtime.tickets.make_id", lambda run_id=run_id: run_id)
+            assert await said(storage, talk, (thread, text)) == [run_id]
+        walk = ThreadWalk(handle_of(storage.database()), "")
+        for beginning, thread_id, run_id in (
+            ("c168ba61-1", None, "c168ba61-1"),
+            ("c168ba61-2", None, "c168ba61-2"),
+            ("c168ba61", "b", "c168ba61-2"),
+            ("c168ba7-", None, "c168ba7-long"),
+            ("c168ba7", None, "c168ba7"),
+        ):
+            assert (await run_search.show(walk, beginning, thread_id)).found.run.id == run_id
+        with pytest.raises(
+            NotFound, match="the ids of 2 runs begin with 'c168ba61', write more of one: 'c168"
+        ):
+            await run_search.show(walk, "c168ba61")
+        for short in ("c168b", "", "c168ba9"):
+            with pytest.raises(NotFound, match=f"there is no run {short!r}, and none whose id begins so"):
+                await run_search.show(walk, short)
+
+    go(main())
+
+
 def test_questions_are_found_and_answered_once(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         await said(storage, talk, ("a", "ask one"), ("b", "hello"), ("c", "ask two"))

@@ -50,10 +50,10 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         - ``minutes``, ``hours`` and ``days``: for each of the last 60 minutes, 24 hours and 30 days, the
           oldest first, the ``runs`` that ended in it, how many of them ``failed``, and the calls of models.
         - ``hour``, ``day`` and ``month``: sums of these, with the runs by ``graphs`` and ``users`` (a month
-          has no users), the ``errors``, the calls by ``models``, and the latencies from the acceptance of a
-          message to the ``end`` of its run and to the ``first`` token. A day also has the runs by
-          ``versions`` of graphs, each ``since`` the hour in which it first ended a run, or the minute if that
-          is known.
+          has no users), the ``errors``, the calls by ``models``, the dearest first, and the latencies from
+          the acceptance of a message to the ``end`` of its run and to the ``first`` token. A day also has the
+          runs by ``versions`` of graphs, each ``since`` the hour in which it first ended a run, or the minute
+          if that was in this hour or the one before.
         - ``queue``: the counts of threads that are ``due`` and ``under_way``, of ``replies`` and of
           ``scheduled`` messages, and since when the ``oldest`` is due.
         - ``threads``: the counts of those that ``failed`` or are ``interrupted``, ``None`` where only reading
@@ -67,7 +67,15 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     """
     now = await database.arun(ask(Now()))
     queue, is_queue_whole = await database.arun(_read_queue(tenant, now))
-    documents = {name: await database.arun(_read_documents(tenant, name, now)) for name in LENGTHS}
+    documents = {
+        name: await database.arun(_read_documents(tenant, name, _find_first(name, now), now))
+        for name in (HOURS, DAYS)
+    }
+    # The minutes of this hour and the one before tell when a version began. They are kept for two hours.
+    earlier = now - now % HOUR_US - HOUR_US
+    minutes = await database.arun(_read_documents(tenant, MINUTES, earlier, now))
+    first = _find_first(MINUTES, now)
+    documents[MINUTES] = [counts for counts in minutes if counts["at"] >= first]
     threads: dict[str, int | None] = {"failed": None, "interrupted": None, "asleep": None}
     is_listed_whole = True
     if database.has_listing:
@@ -87,7 +95,7 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         "hour": _summarise(documents[MINUTES]),
         "day": {
             **_summarise(documents[HOURS]),
-            "versions": _sum_versions(documents[HOURS], documents[MINUTES], _find_first(MINUTES, now)),
+            "versions": _sum_versions(documents[HOURS], minutes),
         },
         "month": _summarise(documents[DAYS]),
         "queue": queue,
@@ -110,10 +118,8 @@ def _read_queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
     }, len(hits) < _DUE_MAX
 
 
-def _read_documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[str, Any]]]:
-    """Read the counts of the last hour by minute, day by hour, or month by day; what cannot be read is left
-    out."""
-    first = _find_first(collection, now)
+def _read_documents(tenant: str, collection: str, first: int, now: int) -> Program[list[Mapping[str, Any]]]:
+    """Read the counts by minute, hour or day from a time on; what cannot be read is left out."""
     found: list[Mapping[str, Any]] = []
     # The next page starts after a time, so a page has to contain all documents of that time.
     limit, after = _PAGE, None
@@ -194,9 +200,7 @@ def _summarise(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             ({"kind": name or None, "runs": _sum(each, "runs")} for name, each in errors.items()),
             key=_by_runs,
         ),
-        "models": sorted(
-            (_sum_model(*each) for each in models.items()), key=lambda each: -int(each["calls"])
-        ),
+        "models": sorted((_sum_model(*each) for each in models.items()), key=_by_cost),
     }
 
 
@@ -217,6 +221,10 @@ def _by_tokens(entry: Mapping[str, Any]) -> tuple[int, int]:
     return -int(entry["input_tokens"] + entry["output_tokens"]), -int(entry["runs"])
 
 
+def _by_cost(entry: Mapping[str, Any]) -> tuple[float, int, int]:
+    return -(entry["cost"] or 0), -int(entry["input_tokens"] + entry["output_tokens"]), -int(entry["calls"])
+
+
 def _sum_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "graph": name or None,
@@ -228,20 +236,20 @@ def _sum_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any
 
 
 def _sum_versions(
-    hours: Sequence[Mapping[str, Any]], minutes: Sequence[Mapping[str, Any]], first: int
+    hours: Sequence[Mapping[str, Any]], minutes: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the runs by version of their graph, the latest version first.
 
     Args:
         hours: The counts of hours.
-        minutes: The counts of the last minutes.
-        first: The first of these minutes. A version that began later has its minute, any other its hour.
+        minutes: The counts of the minutes of the last two hours. A version that began in them has its minute,
+            any other its hour.
     """
     finer = {name: entry["since"] for name, entry in _sum_by_version(minutes).items()}
     sums = _sum_by_version(hours)
     for name, entry in sums.items():
-        if entry["since"] >= first:
-            entry["since"] = max(entry["since"], finer.get(name, 0))
+        if 0 <= (minute := finer.get(name, 0)) - entry["since"] < HOUR_US:
+            entry["since"] = minute
     named = [
         {"graph": graph or None, "version": version or None, **entry}
         for (graph, version), entry in sums.items()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from perdure.engine.complete_reads import read_all
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import inbox
 from perdure.engine.queue.retries import make_repetition_key
@@ -23,6 +24,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
 from perdure.model.runs.lifecycle import may_retry
 from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.thread_users import UsersOfRow, find_owner
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
@@ -32,6 +34,9 @@ from perdure.runtime.threads.user_and_title import user_of_options
 _PAGE = 100
 OF_THREAD_MAX = 100
 """Maximum number of runs of one thread that a search finds."""
+BEGINNING_MIN = 6
+"""Minimum number of characters of the beginning of an id that stands for the run."""
+_SHOWN_MAX = 5
 STATES = ("open", "waiting", "done", "failed", "interrupted", "rolled_back")
 
 
@@ -303,48 +308,78 @@ class RunDetail(NamedTuple):
 async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> RunDetail:
     """Return a run.
 
-    A run is found by its checkpoints. If it has none and its thread is not named, all threads are searched,
-    those with failed runs first.
+    A run is found by its checkpoints. If it has none and its thread is not named, or if only the beginning of
+    its id is given, all threads are searched, those with failed runs first.
 
     Args:
         walk: the threads.
-        run_id: the run.
+        run_id: the run, or the beginning of its id, of ``BEGINNING_MIN`` characters or more.
         thread_id: its thread, if it is known.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: there is no such run, or there are several whose ids begin so.
     """
-    database, tenant = walk.database, walk.tenant
-    if thread_id is None:
-        hits = await database.arun(ask(FindRuns(tenant, run_id, limit=1)))
-        thread_id = next((hit.partition.thread for hit in hits), None) or await _search_thread(walk, run_id)
-    found = None
-    if thread_id is not None:
-        partition = Partition(tenant, thread_id)
-        row = await database.arun(load_row(partition))
-        found = await database.arun(read_detail(partition, run_id, row))
-    if found is None:
-        where = "there is"
-        if thread_id is not None:
-            where = f"thread {thread_id!r} has"
-        raise NotFound(
-            f"{where} no run {run_id!r}: it has not begun, or its record was removed; "
-            "`perdure runs ls` lists those that there are"
+    named, where = thread_id, "there is"
+    if named is not None:
+        where = f"thread {named!r} has"
+    else:
+        hits = await walk.database.arun(ask(FindRuns(walk.tenant, run_id, limit=1)))
+        thread_id = next((hit.partition.thread for hit in hits), None)
+    if thread_id is not None and (found := await _load_detail(walk, thread_id, run_id)) is not None:
+        return found
+    places = await _find_by_beginning(walk, run_id, named)
+    if len(places) > 1:
+        several = ", ".join(f"{run!r} of thread {thread!r}" for thread, run in places[:_SHOWN_MAX])
+        raise NotFound(f"the ids of {len(places)} runs begin with {run_id!r}, write more of one: {several}")
+    for place in places:
+        if (found := await _load_detail(walk, *place)) is not None:
+            return found
+    raise NotFound(
+        f"{where} no run {run_id!r}, and none whose id begins so with {BEGINNING_MIN} characters or more: it "
+        "has not begun, or its record was removed; `perdure runs ls` lists those that there are"
+    )
+
+
+async def _load_detail(walk: ThreadWalk, thread_id: str, run_id: str) -> RunDetail | None:
+    partition = Partition(walk.tenant, thread_id)
+    row = await walk.database.arun(load_row(partition))
+    return await walk.database.arun(read_detail(partition, run_id, row))
+
+
+async def _find_by_beginning(
+    walk: ThreadWalk, beginning: str, thread_id: str | None
+) -> list[tuple[str, str]]:
+    """Return the threads and the ids of the runs whose ids begin so; only the one that has this very id, if
+    there is one."""
+    found: dict[tuple[str, str], None] = {}
+
+    async def look(thread: str) -> bool:
+        (records,) = await walk.database.arun(
+            read_all(Partition(walk.tenant, thread), Range(RUN, bodies=False))
         )
-    return found
+        names = [record.key[0] for record in records]
+        if len(beginning) >= BEGINNING_MIN:
+            found.update({(thread, name): None for name in names if name.startswith(beginning)})
+        return beginning in names
 
-
-async def _search_thread(walk: ThreadWalk, run_id: str) -> str | None:
+    if thread_id is not None:
+        await look(thread_id)
+        return list(found)
     for status in ("error", None):
         async with aclosing(walk._replace(status=status).steps()) as steps:
             async for step in steps:
-                if step.row is None:
-                    continue
-                partition = Partition(walk.tenant, step.row.thread_id)
-                (records,) = await walk.database.arun(ask(Fetch(partition, (Get(RUN, (run_id,)),))))
-                if records:
-                    return partition.thread
-    return None
+                if step.row is not None and await look(step.row.thread_id):
+                    return [(step.row.thread_id, beginning)]
+    return list(found)
+
+
+async def load_input(walk: ThreadWalk, detail: RunDetail) -> list[Any]:
+    """Return the contents of the messages that a run took, at most 100, as plain data."""
+    partition, run = Partition(walk.tenant, detail.found.thread_id), detail.found.run
+    taken = Range(INBOX, after=(run.first - 1,), limit=min(detail.messages, _PAGE))
+    (records,) = await walk.database.arun(ask(Fetch(partition, (taken,))))
+    messages = read_each(partition, Message.read, records)
+    return [to_plain(message.payload) for message in messages if message.seq <= run.last]
 
 
 def read_detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> Program[RunDetail | None]:

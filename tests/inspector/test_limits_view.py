@@ -80,6 +80,6 @@ def test_the_page_shows_limits_and_no_name_becomes_markup(browser: Browser, tmp_
         cells = page.locator("tbody tr")
         cells.first.wait_for()
         assert HOSTILE in page.locator("table").inner_text()
-        assert "left now of 60 a minute" in page.locator("table").inner_text()
+        assert "left at once, 60 a minute" in page.locator("table").inner_text()
         assert "owned" not in page.title()
         assert findings(page) == []

@@ -399,9 +399,19 @@ async def test_a_server_that_hides_texts_hides_them_here() -> None:
             (run,) = (await found.get("runs", stands="1"))["runs"]
             assert "no answer" not in str(run)
             assert (await found.get("runs", error="no answer"))["runs"] == []
-            assert (await found.get("run", id="t", run=run["run_id"]))["error"]["traceback"] is None
+            shown = (await found.get("run", id="t", run=run["run_id"]))["error"]
+            assert (shown["traceback"], shown["is_hidden"]) == (None, True)
+            (group,) = (await found.get("runs"))["groups"]
+            assert group["is_hidden"]
+            assert run["error"]["is_hidden"]
+            # Where the text would be stands once which error it was, and how to see more.
+            error = (await found.get("thread", id="t"))["run"]["error"]
+            shows = f"perdure runs show {run['run_id']}"
+            assert error == f"ConnectionError (its text is not shown here: {shows})"
         finally:
             shows_texts.reset(hiding)
+        (run,) = (await found.get("runs", stands="1"))["runs"]
+        assert run["error"]["is_hidden"] is False
 
 
 @within_two_minutes
@@ -412,7 +422,7 @@ async def test_the_queue_page_looks_for_a_moment(monkeypatch: pytest.MonkeyPatch
         assert ([each["thread_id"] for each in page["failed"]], page["cut"]) == (["t1"], [])
         monkeypatch.setattr(queue_views, "_SECONDS", 0.0)
         page = await found.get("queue")
-        assert (page["failed"], page["cut"]) == ([], ["interrupted", "failed"])
+        assert (page["failed"], page["cut"]) == ([], ["upcoming", "interrupted", "failed"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,6 +5,7 @@ Covers perdure.inspector.users, perdure.runtime.operations.user_removal.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import closing
 from typing import Any
@@ -19,10 +20,12 @@ from perdure.engine.items import items
 from perdure.engine.queue import crons
 from perdure.inspector import api, users
 from perdure.inspector.access import PERMISSIONS, LocalAccess
+from perdure.limits import SharedLimit
 from perdure.memory import Memory, MemoryPolicy
 from perdure.memory.users import REMOVALS, namespace_of
 from perdure.model.store_items import labels_of
 from perdure.runtime import Agent, Runtime
+from perdure.runtime.limits.limiter import CallTurn, limiter_of
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE
 from tests.inspector.test_operations import BACKENDS, Restricted, Site, site, within_two_minutes
@@ -50,7 +53,7 @@ async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
         assert [(each["runs"], each["others"]) for each in page["threads"]] == [(1, []), (1, [])]
         assert all(each["bytes"] > 0 for each in page["threads"])
         nothing: Any = {"crons": [], "assistants": [], "unlisted": [], "items": 0, "sessions": 0}
-        nothing |= {"entries": 0, "turns": 0, "names": 0, "namespaces": []}
+        nothing |= {"entries": 0, "turns": 0, "names": 0, "namespaces": [], "limits": []}
         assert page["stored"] == nothing
         assert (await found.get("user", user="ada", since="1h"))["threads"] == page["threads"]
         assert (await found.get("user", user="ada", before=str(10**15)))["threads"] == []
@@ -63,6 +66,29 @@ async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
             await found.say(f"of {user}", "hello", user)
         assert (await threads_of(found, "ada"), await threads_of(found, "bob")) == (["of ada"], [])
         assert (await found.get("user", user="ada"))["stored"] is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@within_two_minutes
+async def test_what_stays_of_a_user_is_named(backend: str) -> None:
+    async with site(backend) as found:
+        store = found.runtime.for_tenant("").store()
+        for namespace in (("notes", "carla"), ("notes", "bob"), ("carla", "drafts"), ("carla",)):
+            await store.aput(namespace, "one", {"text": "kept"})
+        await store.adelete(("carla",), "one")
+        limiter = limiter_of(handle_of(found.runtime.database))
+        each = SharedLimit(by=("user",), rate=60)
+        limits = {"a": SharedLimit(rate=60), "daily": each, "other": each, "z": SharedLimit(rate=60)}
+        limiter.declare(limits)
+        for name, key in (("a", ""), ("daily", "ada"), ("daily", "carla"), ("other", "bob"), ("z", "")):
+            turn = CallTurn([(name, {"user": key} if key else {}, "")])
+            await asyncio.to_thread(limiter.acquire_blocking, turn, "", 20)
+        stored = (await found.get("user", user="carla"))["stored"]
+        names = [each["namespace"] for each in stored["namespaces"]]
+        assert (stored["items"], names) == (2, [["carla", "drafts"], ["notes", "carla"]])
+        assert stored["limits"] == ["daily"]
+        await found.act("delete-user", user="carla", confirm="carla")
+        assert (await found.get("user", user="carla"))["stored"] == {**stored, "names": 0}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

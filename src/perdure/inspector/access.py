@@ -142,6 +142,11 @@ class Access(Protocol):
         viewer may list none."""
         ...
 
+    async def authorize_crons(self) -> Sees | None:
+        """Return a predicate over the metadata of the crons that the viewer may see, ``None`` for all of
+        them; raise ``NotAllowed`` if the viewer may see none."""
+        ...
+
     async def find_thread(self, thread_id: str) -> ThreadRow:
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
         ...
@@ -294,6 +299,9 @@ class LocalAccess:
         return frozenset()
 
     async def authorize_listing(self) -> Sees | None:
+        return None
+
+    async def authorize_crons(self) -> Sees | None:
         return None
 
     async def find_thread(self, thread_id: str) -> ThreadRow:

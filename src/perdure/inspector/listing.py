@@ -193,6 +193,7 @@ def describe_thread(row: ThreadRow) -> dict[str, Any]:
         "graph_id": row.graph_id,
         "run": describe_optional_run(row.run),
         "has_state": row.has_state,
+        "is_asleep": row.is_asleep,
         "fault": row.fault and str(row.fault),
     }
 
@@ -201,10 +202,14 @@ def _describe_error(run: Run) -> str | None:
     text, kind = run.note.get("error"), str(run.note.get("kind", ""))
     if not isinstance(text, str):
         return None
-    shown = write_text_for_clients(kind, text)
-    if shown == text or not kind:
-        return shown
-    return f"{kind}: {shown}"
+    if kind and is_text_hidden(kind):
+        return f"{kind} (its text is not shown here: perdure runs show {run.id})"
+    return write_text_for_clients(kind, text)
+
+
+def is_text_hidden(kind: str) -> bool:
+    """Return True if clients do not get the texts of errors of a kind."""
+    return write_text_for_clients(kind, "") != ""
 
 
 def describe_optional_run(run: Run | None) -> dict[str, Any] | None:

@@ -25,7 +25,8 @@ would cost one more request."""
 
 
 async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the state of a tenant's work, as ``runtime.operations.overview`` does.
+    """Return the state of a tenant's work, as ``runtime.operations.overview`` does, with the ``currency`` of
+    the prices that are known here, ``None`` without prices.
 
     Args:
         access: The viewer's rights.
@@ -35,7 +36,13 @@ async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         NotAllowed: The viewer may see only some of the tenant's threads, and the numbers cover all.
     """
     await _require_all_threads(access)
-    return await read(access.handle, access.tenant)
+    return {**await read(access.handle, access.tenant), "currency": _find_currency(access)}
+
+
+def _find_currency(access: Access) -> str | None:
+    if access.prices.models:
+        return access.prices.currency
+    return None
 
 
 async def growth(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -104,7 +111,8 @@ async def limits(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Returns:
         ``limits``, an entry for each key as ``limit_states.entry_of``; the amounts that are ``set`` in place
-        of the configured ones; and the ``cursor`` to go on from, ``None`` at the end.
+        of the configured ones; the ``currency`` of budgets, as for ``overview``; and the ``cursor`` to go on
+        from, ``None`` at the end.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -117,6 +125,7 @@ async def limits(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         "limits": shown,
         "set": [{"limit": each, **amounts} for each, amounts in sorted(changed.items())],
+        "currency": _find_currency(access),
         "cursor": cursor,
     }
 

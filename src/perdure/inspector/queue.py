@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import inbox, outbox
@@ -16,14 +16,14 @@ from perdure.inspector.listing import describe_optional_run, describe_thread
 from perdure.inspector.timeline import (
     describe_lane,
     number,
-    read_due_at,
     read_inbox,
     read_thread,
     waits_of,
 )
+from perdure.inspector.upcoming import find_upcoming
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
-from perdure.model.records import LANE, RUN, Partition
+from perdure.model.records import LANE, RUN, THREADS, Partition
 from perdure.model.runs.messages import Message, Reply, Run, encode
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.runtime.json_encoding import to_plain
@@ -36,18 +36,21 @@ _AHEAD_US = 24 * 3_600_000_000
 _THREADS = 100
 _SECONDS = 0.4
 _PAGE = 50
-_QUEUES = (IN, OUT, LATER)
+_QUEUES = (IN, OUT)
+_EVER = 2**62
 _OVERDUE_US = 60_000_000
 
 
 async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the threads with work now or within a day, those that wait for an answer, those that sleep or
-    wait for a signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a
+    """Return the threads with work now or within a day, what runs by itself later (``upcoming``, as
+    ``upcoming.find_upcoming`` describes it), the threads that wait for an answer, those that sleep or wait
+    for a signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a
     minute.
 
-    At most 100 threads of a kind are returned, those that are found in less than half a second. ``cut`` names
-    the lists of which more may exist: ``stuck``, ``work``, ``interrupted`` (with ``waiting``) and ``failed``.
-    ``is_surveyed`` is false where the viewer is not shown what is stuck.
+    At most 100 entries of a kind are returned, those that are found in less than half a second. ``cut`` names
+    the lists of which more may exist: ``stuck``, ``work``, ``upcoming``, ``interrupted`` (with ``waiting``)
+    and ``failed``. ``is_surveyed`` is false where the viewer is not shown what is stuck, and ``has_crons``
+    where the viewer may not see crons.
 
     Args:
         access: The viewer's rights.
@@ -55,7 +58,7 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     sees = await access.authorize_listing()
     now, hits = await access.handle.arun(_find_due(access.tenant))
-    names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
+    names = list(dict.fromkeys(hit.partition for hit in hits if hit.lane in _QUEUES and hit.is_soon))
     looked = await asyncio.gather(*(_load_work(access, partition, sees) for partition in names[:_THREADS]))
     work = [each for each in looked if each is not None]
     interrupted, has_all_interrupted = await _find_with_status(access, "interrupted", sees)
@@ -63,9 +66,12 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     surveyed = Survey((), True)
     if sees is None:  # The survey covers threads that other viewers may not see.
         surveyed = await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))
+    postponed = [hit.partition for hit in hits if hit.lane == LATER and hit.partition.space == THREADS]
+    upcoming = await find_upcoming(access, sees, postponed, interrupted)
     is_whole = {
         "stuck": surveyed.is_whole,
-        "work": len(hits) < _DUE and len(names) <= _THREADS,
+        "work": (len(hits) < _DUE or not hits[-1].is_soon) and len(names) <= _THREADS,
+        "upcoming": len(hits) < _DUE and upcoming.is_whole and has_all_interrupted,
         "interrupted": has_all_interrupted,
         "failed": has_all_failed,
     }
@@ -75,11 +81,13 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "stuck": [entries.make_stuck_entry(each) for each in surveyed.stuck],
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
+        "upcoming": upcoming.entries,
         "interrupted": [each for each in interrupted if each["asks"]],
         "waiting": [each for each in interrupted if each["waits"]],
         "failed": failed,
         "cut": [name for name, has_all in is_whole.items() if not has_all],
         "is_surveyed": sees is None,
+        "has_crons": upcoming.has_crons,
     }
 
 
@@ -143,10 +151,23 @@ def _describe_reply(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _find_due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
+class _DueLane(NamedTuple):
+    """A queue of a thread; ``is_soon`` is True if it is due now or within a day."""
+
+    partition: Partition
+    lane: str
+    is_soon: bool
+
+
+def _find_due(tenant: str) -> Program[tuple[int, list[_DueLane]]]:
     now = yield from ask(Now())
-    hits = yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE))
-    return now, [(hit.partition, hit.record.key[0]) for hit in hits if hit.record is not None]
+    hits = yield from ask(FindDue(tenant, until=_EVER, limit=_DUE))
+    soon = now + _AHEAD_US
+    return now, [
+        _DueLane(hit.partition, hit.record.key[0], hit.record.fields["due_at"] <= soon)
+        for hit in hits
+        if hit.record is not None
+    ]
 
 
 def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
@@ -160,7 +181,6 @@ def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
     return {
         "queue": (yield from read_inbox(partition, inbound)),
         "outbox": {**describe_lane(outbound), "states": dict(Counter(reply.state for reply in replies))},
-        "later_at": read_due_at(lanes[2]),
         "open_run": describe_optional_run(run),
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
+from perdure.inspector.listing import is_text_hidden
 from perdure.inspector.requests import read_flag, read_text, read_time
 from perdure.inspector.timeline import read_thread, require_parameter
 from perdure.runtime.operations import entries, failures, reruns, run_search, stops
@@ -36,9 +37,9 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
             attention) and ``cursor``, all optional.
 
     Returns:
-        ``runs``, newest first within the page; the ``groups`` of their errors; the number of threads
-        ``examined``, and how many of them are ``unreadable``; and the ``cursor`` to go on from, ``None`` at
-        the end.
+        ``runs``, newest first within the page, and the ``groups`` of their errors, both with whether the text
+        of an error ``is_hidden`` from the viewer; the number of threads ``examined``, and how many of them
+        are ``unreadable``; and the ``cursor`` to go on from, ``None`` at the end.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -69,9 +70,10 @@ def _page(found: list[FoundRun], examined: int, unreadable: int, cursor: str | N
         for each in found
         if each.failure is not None
     ]
+    groups = [entries.group_entry(group) for group in failures.group_failures(failed)]
     return {
-        "runs": [entries.run_entry(each) for each in found],
-        "groups": [entries.group_entry(group) for group in failures.group_failures(failed)],
+        "runs": [_mark_hidden(entries.run_entry(each)) for each in found],
+        "groups": [{**each, "is_hidden": is_text_hidden(each["kind"])} for each in groups],
         "examined": examined,
         "unreadable": unreadable,
         "cursor": cursor,
@@ -90,7 +92,15 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     found = await access.handle.arun(run_search.read_detail(partition, run_id, row))
     if found is None:
         raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
-    return {**entries.make_detail_entry(found), "permissions": sorted(await access.permissions())}
+    entry = _mark_hidden(entries.make_detail_entry(found))
+    return {**entry, "permissions": sorted(await access.permissions())}
+
+
+def _mark_hidden(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a run whose error says whether its text and its traceback are hidden here (``is_hidden``)."""
+    if entry["error"] is None:
+        return entry
+    return {**entry, "error": {**entry["error"], "is_hidden": is_text_hidden(entry["error"]["kind"])}}
 
 
 async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:

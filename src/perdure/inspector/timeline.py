@@ -17,8 +17,8 @@ from perdure.langgraph.reading.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
-from perdure.model.runs.messages import Run
+from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, OUTBOX, RUN, WRITE, Partition, Record
+from perdure.model.runs.messages import DEAD, UNKNOWN, Reply, Run
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.model.write_records import is_of_calls, read_writes
 from perdure.runtime.operations import entries, open_questions
@@ -29,11 +29,13 @@ from perdure.runtime.threads.user_and_title import find_title
 PAGE = 100
 _TREE_PAGE = 2_000
 _RUNS = 20
+_REPLIES = 50
 
 
 async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a thread: its row, tags, namespaces, heads, queue and newest runs, and its title: that of its
-    metadata, or else the beginning of its first message.
+    """Return a thread: its row, tags, namespaces, heads, queue, newest runs, numbers of its newest replies
+    that can be sent again (``unsent``), and its title: that of its metadata, or else the beginning of its
+    first message.
 
     Args:
         access: The viewer's rights.
@@ -73,11 +75,14 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
-    """Return the waits of a thread, apart from questions, and whether it waits for an answer."""
+    """Return the waits of a thread, apart from questions, whether it waits for an answer, and the first
+    ``deadline`` of its questions."""
     if not row.waits or row.fault is not None:
-        return {"asks": row.status == "interrupted", "waits": []}
+        return {"asks": row.status == "interrupted", "waits": [], "deadline": None}
     program = open_questions.load_questions(access.handle, access.tenant, row, with_waits=True)
-    return entries.wait_entries(await access.handle.arun(program))
+    found = await access.handle.arun(program)
+    deadlines = [each.deadline for each in found if each.kind == "question" and each.deadline is not None]
+    return {**entries.wait_entries(found), "deadline": min(deadlines, default=None)}
 
 
 async def read_thread(access: Access, asked: Mapping[str, str]) -> tuple[Partition, ThreadRow]:
@@ -120,8 +125,9 @@ def _load_details(partition: Partition) -> Program[dict[str, Any]]:
         Get(LANE, (OUT,)),
         Get(LANE, (LATER,)),
         Range(RUN, by="first", reverse=True, limit=_RUNS),
+        Range(OUTBOX, reverse=True, limit=_REPLIES),
     )
-    heads, epochs, inbox, outbox, later, runs = yield from ask(Fetch(partition, items))
+    heads, epochs, inbox, outbox, later, runs, replies = yield from ask(Fetch(partition, items))
     tag_records = yield from tags.list_tags(partition)
     return {
         "heads": {head.key[0]: head.fields["checkpoint_id"] for head in heads},
@@ -138,6 +144,9 @@ def _load_details(partition: Partition) -> Program[dict[str, Any]]:
         "outbox": describe_lane(Lane.read(OUT, outbox)),
         "later_at": read_due_at(later),
         "runs": [describe_run(run) for run in read_each(partition, Run.read, runs)],
+        "unsent": [
+            reply.seq for reply in read_each(partition, Reply.read, replies) if reply.state in (DEAD, UNKNOWN)
+        ],
     }
 
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from perdure.engine import limits
 from perdure.errors import BadSetting, Contention, Corrupt, NotAllowed, NotFound
 from perdure.inspector import actions, audit_log
 from perdure.inspector.access import Access, DataRight, UserDataNames
@@ -20,12 +21,16 @@ from perdure.memory.memory import afind_roots
 from perdure.memory.users import ROOT, list_tool_roots, namespace_of
 from perdure.model.model_calls import total
 from perdure.model.ops import Check
+from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.runtime.operations import user_removal
 from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
+_LIMITS = 20
+"""Number of limits whose states are looked for."""
+_LAST = "\U0010ffff"
 _KINDS = ("threads", "shared", "crons", "assistants", "entries")
 
 
@@ -45,8 +50,8 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         only, if the viewer may see all of it: the ids of the ``crons``, ``assistants`` and ``unlisted``
         threads that wait to begin, and the numbers of ``entries`` of memories, of ``turns`` that they are
         extracted from and of empty ``names`` in the store, which go with the user, the number of chats with
-        ``sessions``, which go if no thread of the chat is left, and that of ``items`` in the store, which
-        stay.
+        ``sessions``, which go if no thread of the chat is left; and what stays: the number of ``items`` in
+        the store and their ``namespaces``, and the names of ``limits`` of which the user has used something.
 
     Raises:
         BadSetting: No user is named, or a value cannot be used.
@@ -83,7 +88,26 @@ async def _describe_stored(access: Access, walk: ThreadWalk, name: str) -> dict[
         await _authorize(access, "read", data, (name,))
     except NotAllowed:
         return None
-    return await user_removal.describe_user_data(walk, name, data, store)
+    found = await user_removal.describe_user_data(walk, name, data, store)
+    return {**found, "limits": await access.handle.arun(_list_limits(access, name))}
+
+
+def _list_limits(access: Access, name: str) -> Program[list[str]]:
+    """Return the names of the limits by user of which a user has used something."""
+    found: list[str] = []
+    after: Partition | None = None
+    for _ in range(_LIMITS):
+        page, _ = yield from limits.read_states(access.tenant, 1, after=after)
+        if not page:
+            break
+        limit, key = page[0].place.limit, page[0].place.key
+        if key.keys() == {"user"}:
+            place = limits.place(access.tenant, access.handle.alias, limit, {"user": name})
+            if (yield from limits.read_state(place.partition)) is not None:
+                found.append(limit)
+        past = limits.prefix_of(access.handle.alias, limit) + _LAST
+        after = limits.partition_of(access.tenant, past)
+    return found
 
 
 async def _authorize(

@@ -13,10 +13,10 @@ export function actions(about, where, done) {
   return [
     may.has("edit") ? edit() : null,
     may.has("run") ? panel("Run from here", [make("p.quiet", {}, "Runs the graph on from the selected checkpoint, the latest if none is selected. From an earlier one this makes a fork.")], "Run", () => act("run", { id, ...where() })) : null,
-    may.has("answer") && about.status === "interrupted" ? answer() : null,
+    may.has("answer") && about.status === "interrupted" && !about.is_asleep ? answer() : null,
     may.has("cancel") && open ? panel("Cancel the run", [check("rollback", "Remove what it stored")], "Cancel", (form) => act("cancel", { id, run_id: open, rollback: form.elements.rollback.checked })) : null,
     may.has("tag") ? tag() : null,
-    may.has("retry") ? panel("Send a reply again", [field("Number of the reply", make("input", { name: "reply", type: "number", min: "1", required: true }))], "Send", (form) => act("retry", { id, reply: Number(form.elements.reply.value) })) : null,
+    may.has("retry") && about.unsent.length ? panel("Send a reply again", [field("Number of the reply", make("select", { name: "reply" }, about.unsent.map((number) => make("option", { value: number }, String(number)))))], "Send", (form) => act("retry", { id, reply: Number(form.elements.reply.value) })) : null,
     may.has("retry") && failed.length ? panel("Run a failed run again", [field("Run", make("select", { name: "run" }, failed.map((run) => make("option", { value: run.run_id }, run.run_id))))], "Run again", (form) => act("rerun", { id, run_id: form.elements.run.value })) : null,
     may.has("retry") && failed.length ? panel("Discard a failed run", [field("Run", make("select", { name: "run" }, failed.map((run) => make("option", { value: run.run_id }, run.run_id))))], "Discard", (form) => act("discard", { id, run_id: form.elements.run.value })) : null,
     may.has("export") ? panel("Export", [], "Download as JSON", download) : null,

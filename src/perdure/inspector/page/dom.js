@@ -1,5 +1,7 @@
 // Elements, times and sizes. Text is only ever set as text nodes, so that no text can become markup or script.
 
+import { address } from "./address.js";
+
 const LONG = 240;
 
 export const at = (id) => document.getElementById(id);
@@ -80,7 +82,13 @@ export function duration(micros) {
   return `${Math.floor(micros / 3.6e9)} h ${Math.floor((micros % 3.6e9) / 6e7)} min`;
 }
 
-export const status = (name) => make(`span.status.is-${/^[a-z_]+$/.test(name || "") ? name : "other"}`, {}, name || "unknown");
+// A run that waits has asked a question, or sleeps: messages wait, too, and that is something else.
+const STATES = { waiting: "asks or sleeps" };
+
+export const status = (name) => make(`span.status.is-${/^[a-z_]+$/.test(name || "") ? name : "other"}`, {}, STATES[name] ?? (name || "unknown"));
+
+// The status of a thread: LangGraph calls one interrupted that asks, and one that sleeps or waits for a signal.
+export const threadStatus = (thread) => (thread.status === "interrupted" ? make("span", {}, status("interrupted"), make("span.quiet", {}, thread.is_asleep ? " sleeps" : " asks")) : status(thread.status));
 
 export const shortId = (id) => (id && id.length > 16 ? `…${id.slice(-12)}` : id || "");
 
@@ -112,11 +120,26 @@ export function facts(pairs) {
   return make("dl.facts", {}, shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 
-export function table(caption, headings, rows) {
+// `caption` is seen if no heading stands above the table.
+export function table(caption, headings, rows, isCaptionSeen = false) {
   const head = make("thead", {}, make("tr", {}, headings.map((text) => make("th", { scope: "col" }, text))));
-  const body = make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell ?? "")))));
-  return make("div.scroll", { role: "region", tabIndex: 0, "aria-label": caption }, make("table", {}, make("caption.unseen", {}, caption), head, body));
+  const body = make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((content, index) => cell(headings[index], content)))));
+  return make("div.scroll", { role: "region", tabIndex: 0, "aria-label": caption }, make("table.cards", {}, make(isCaptionSeen ? "caption" : "caption.unseen", {}, caption), head, body));
 }
+
+const SHORT = 20; // Characters that stay on one line.
+
+export function cell(heading, content) {
+  const isShort = typeof content === "string" && content.length <= SHORT;
+  return make(isShort ? "td.short" : "td", { "data-label": heading }, content ?? "");
+}
+
+// Links to a user, to a thread by its title, and to a run with its traceback.
+export const userLink = (name) => (name ? make("a.user", { href: address("user", { user: name }) }, name) : "");
+
+export const threadLink = (id, title) => make("span", {}, make("a.brief", { href: address("thread", { id }) }, id), title ? make("span.title", {}, title) : null);
+
+export const runLink = (id, run, words) => make("a", { href: address("runs", { id, run, state: "any" }), title: run }, words);
 
 // A list that is loaded page by page: a line that says how much of it is shown, with a button for more, which comes by
 // scrolling, too. `load` returns whether there is more, `words` the text of the line.

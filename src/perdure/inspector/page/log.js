@@ -20,5 +20,5 @@ export async function showLog(main) {
   };
   if (found.entries.length) list.append(page(found.entries));
   else if (cursor === null) list.append(make("p.quiet", {}, "Nothing was done through the inspector yet."));
-  fill(main, make("h1", {}, "Log of actions"), list, more);
+  fill(main, make("h1", {}, "Log of actions"), make("p.quiet", {}, "What was done through these pages; actions of commands and programs are not in it."), list, more);
 }

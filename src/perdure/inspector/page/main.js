@@ -17,12 +17,13 @@ import { showThreads } from "./threads.js";
 import { showUser } from "./user.js";
 
 const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, user: showUser, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, limits: showLimits, care: showCare, log: showLog };
+class Unknown extends Error {}
 let leave = () => {};
 let current = "";
 
 function parts() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
-  return [Object.hasOwn(VIEWS, path) ? path : "threads", Object.fromEntries(new URLSearchParams(query || ""))];
+  return [path || "threads", Object.fromEntries(new URLSearchParams(query || ""))];
 }
 
 async function show() {
@@ -47,6 +48,7 @@ async function show() {
   const main = at("main");
   fill(main, make("p.quiet", {}, "Loading…"));
   try {
+    if (!Object.hasOwn(VIEWS, view)) throw new Unknown(`There is no page #/${view} here. The links above lead to those that there are.`);
     const left = await VIEWS[view](main, asked);
     leave = left || (() => {});
     const title = main.querySelector("h1");
@@ -59,7 +61,7 @@ async function show() {
 }
 
 export function problem(place, error) {
-  const text = error instanceof Refused ? error.message : `The page failed: ${error.message}`;
+  const text = error instanceof Refused || error instanceof Unknown ? error.message : `The page failed: ${error.message}`;
   const children = [make("p", {}, text)];
   if (error instanceof Refused && error.status === 401) children.push(signIn());
   fill(place, make("h1", {}, "This cannot be shown"), make("div.problem", { role: "alert" }, children));

@@ -2,7 +2,7 @@
 
 import { act, get } from "./api.js";
 import { address } from "./address.js";
-import { announce, brief, facts, field, fill, focusIfLost, make, number, time } from "./dom.js";
+import { announce, brief, facts, field, fill, focusIfLost, make, number, time, userLink } from "./dom.js";
 
 const AGES = [["", "any time"], ["1h", "over an hour ago"], ["1d", "over a day ago"], ["7d", "over a week ago"]];
 const PARTS_MAX = 25;
@@ -63,7 +63,7 @@ function shown(question, mayAnswer) {
   const card = make("section.channel.question", { "aria-label": `Question of ${name}` });
   const head = [
     make("h2", {}, make("a", { href: address("thread", { id: question.thread_id }) }, brief(name))),
-    facts([["Asked", time(question.since)], ["Deadline", question.deadline ? time(question.deadline) : null], ["Until", question.until ? time(question.until) : null], ["User", brief(question.user)], ["Graph", brief(question.graph)]]),
+    facts([["Asked", time(question.since)], ["Deadline", question.deadline ? time(question.deadline) : null], ["Until", question.until ? time(question.until) : null], ["User", userLink(question.user)], ["Graph", brief(question.graph)]]),
     question.fault ? make("p.problem", {}, question.fault) : null,
     make("pre.asked", {}, question.text),
   ];

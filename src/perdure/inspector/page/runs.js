@@ -4,10 +4,10 @@ import { act, get } from "./api.js";
 import { address } from "./address.js";
 import { inParts } from "./bulk.js";
 import { savedFilters } from "./filters.js";
-import { announce, cut, duration, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
+import { announce, cut, duration, facts, field, fill, make, number, shortId, status, time, userLink } from "./dom.js";
 
-const STATES = [["stands", "failed, not made good"], ["failed", "all failed, made good or not"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
-const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["6h", "the last 6 hours"], ["noon", "since noon"], ["midnight", "today"], ["1d", "the last 24 hours"], ["7d", "the last week"]];
+const STATES = [["stands", "failed, not made good"], ["failed", "all failed, made good or not"], ["", "any"], ["open", "open"], ["waiting", "asks or sleeps"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
+const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["6h", "the last 6 hours"], ["noon", "since noon"], ["midnight", "today"], ["1d", "the last 24 hours"], ["7d", "the last week"], ["30d", "the last 30 days"]];
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
 // The last time that this machine's clock showed an hour, in microseconds; spans are as they are.
@@ -38,7 +38,9 @@ export async function showRuns(main, asked) {
   const groups = make("section", { hidden: true });
   const list = make("section");
   const more = make("button", { type: "button", hidden: true }, "More");
-  fill(main, make("h1", {}, "Runs"), form, savedFilters("runs", filter), note, groups, list, more);
+  const result = make("p", { role: "status", tabIndex: -1 });
+  const one = make("section");
+  fill(main, make("h1", {}, "Runs"), form, savedFilters("runs", filter), one, note, result, groups, list, more);
 
   let cursor = null;
   let examined = 0;
@@ -91,9 +93,9 @@ export async function showRuns(main, asked) {
   function groupShown(each) {
     const outcome = make("p.quiet", { role: "status" });
     const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, "Run these again");
-    repeat.setAttribute("aria-label", `Run these again, which failed with ${cut(`${each.kind}: ${each.message}`)}`);
+    repeat.setAttribute("aria-label", `Run these again, which failed with ${cut(each.is_hidden ? each.kind : `${each.kind}: ${each.message}`)}`);
     return make("div.channel", {},
-      make("p", {}, make("strong", {}, `${number(each.runs)}${cursor === null ? "" : " so far"} × ${each.kind}`), " ", make("span", {}, each.message), each.nodes.length ? ` in ${each.nodes.map(nodeShown).join(", ")}` : ""),
+      make("p", {}, make("strong", {}, `${number(each.runs)}${cursor === null ? "" : " so far"} × ${each.kind}`), each.nodes.length ? ` in ${each.nodes.map(nodeShown).join(", ")}` : "", each.is_hidden ? hidden(each.example.run_id) : [": ", make("span", {}, each.message)]),
       make("p.mark", {}, "last ", time(each.last_at), ", first ", time(each.first_at), ...versionsShown(each)),
       make("div.row", {}, group ? null : make("button", { type: "button", onclick: () => choose(each.group) }, "Show only these"), mayRetry && asking.stands ? repeat : null), outcome);
   }
@@ -106,7 +108,7 @@ export async function showRuns(main, asked) {
     try {
       const total = await count(wanted, outcome);
       if (total === null) return;
-      if (!total) return ended(outcome, "None of them stands failed any more.");
+      if (!total) return await renew("None of them stands failed any more.");
       const sure = make("button", { type: "button" }, `Run ${number(total)} again`);
       const not = make("button", { type: "button" }, "Leave them");
       not.onclick = () => {
@@ -115,8 +117,11 @@ export async function showRuns(main, asked) {
         button.focus();
       };
       sure.onclick = () => repeat(wanted, total, outcome);
-      fill(outcome, `Run ${several(total, "failed run")} again, also what is not shown here? `, sure, " ", not);
-      sure.focus();
+      outcome.onkeydown = (event) => {
+        if (event.key === "Escape" && not.isConnected) not.click();
+      };
+      fill(outcome, `Run ${several(total, "failed run")} again${cursor === null ? "" : ", also those that the list has not loaded yet"}? `, sure, " ", not);
+      not.focus();
     } catch (problem) {
       button.disabled = false;
       outcome.textContent = problem.message;
@@ -153,12 +158,20 @@ export async function showRuns(main, asked) {
       return isOver ? `${number(done.accepted)} of ${several(tried, "failed run")} accepted again.${before}${stay}` : `Running failed runs again: ${number(tried)} of ${number(Math.max(total, tried))} …`;
     };
     const { error: part, user: whose, since: from, id: beginning, graph: ran, version: name, group: of } = wanted;
-    await inParts("rerun-failed", { error: part, user: whose, since: from, id: beginning, graph: ran, version: name, group: of }, outcome, add, words);
-    ended(outcome);
+    const isOver = await inParts("rerun-failed", { error: part, user: whose, since: from, id: beginning, graph: ran, version: name, group: of }, outcome, add, words);
+    if (!isOver || !outcome.isConnected) return ended(outcome);
+    fill(outcome);
+    await renew(words(true));
   }
 
-  function ended(outcome, words) {
-    if (words) outcome.textContent = words;
+  // Reads the list anew, and says above it what was done.
+  async function renew(words) {
+    result.textContent = words;
+    result.focus();
+    await load(false).catch(failed);
+  }
+
+  function ended(outcome) {
     const look = make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again");
     outcome.append(" ", look);
     if (document.activeElement === document.body && outcome.isConnected) look.focus();
@@ -177,7 +190,7 @@ export async function showRuns(main, asked) {
       ended(outcome);
     };
     const whose = name ? `of ${name}` : beginning ? `of threads ${beginning}…` : "of everybody";
-    return make("div.row", {}, make("label.check", {}, sure, ` all open and waiting runs ${whose}`), stop, outcome);
+    return make("div.row", {}, make("label.check", {}, sure, ` all open runs, and the messages that wait, ${whose}`), stop, outcome);
   }
 
   async function again(each) {
@@ -196,6 +209,8 @@ export async function showRuns(main, asked) {
 
   function go(event) {
     event?.preventDefault();
+    fill(result);
+    fill(one);
     history.replaceState(null, "", address("runs", filter()));
     load(false).catch(failed);
   }
@@ -205,6 +220,15 @@ export async function showRuns(main, asked) {
   });
   for (const select of [state, since]) select.addEventListener("change", go);
   more.onclick = () => load(true).catch(failed);
+  if (asked.run && asked.id) {
+    try {
+      const box = runShown(await get("run", { id: asked.id, run: asked.run }), mayRetry, again);
+      box.open = true;
+      fill(one, make("h2", {}, "This run"), box);
+    } catch (problem) {
+      fill(one, make("p.problem", { role: "alert" }, problem.message));
+    }
+  }
   await load(false);
   return () => {
     turn += 1;
@@ -231,8 +255,9 @@ const nodeShown = (node) => node.replaceAll("|", " › ");
 
 function runShown(each, mayRetry, again) {
   const detail = make("div");
+  const error = each.error && [each.error.is_hidden ? each.error.kind : cut(`${each.error.kind}: ${each.error.message}`), each.error.node ? ` in ${nodeShown(each.error.node)}` : ""];
   const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${duration(each.updated_at - each.started_at)}`),
-    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${cut(`${each.error.kind}: ${each.error.message}`)}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
+    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", error ? make("span.error-line", {}, error) : null);
   const box = make("details.channel", {}, summary, detail);
   box.addEventListener("toggle", async () => {
     if (!box.open || detail.childNodes.length) return;
@@ -260,11 +285,32 @@ function detailShown(run, mayRetry, again) {
   };
   const from = run.state !== "failed" || run.repeated_by ? null : run.goes_on_from ? `from its last stored step, ${run.goes_on_from.step}` : run.stands ? "from its messages, as none of its steps is stored" : "if the thread has not gone on";
   return [
-    facts([["Thread", make("a", { href: address("thread", { id: run.thread_id }) }, run.thread_id)], ["Run", make("code", {}, run.run_id)], ["Graph", run.graph], ["Version of the graph", run.graph_version && make("a", { href: address("runs", { version: run.graph_version, state: "any" }) }, run.graph_version)], ["Channel", run.channel], ["Attempts", number(run.attempts)], ["Started", time(run.started_at)],
+    facts([["Thread", make("a", { href: address("thread", { id: run.thread_id }) }, run.thread_id)], ["User", userLink(run.user)], ["Run", make("code", {}, run.run_id)], ["Graph", run.graph], ["Version of the graph", run.graph_version && make("a", { href: address("runs", { version: run.graph_version, state: "any" }) }, run.graph_version)], ["Channel", run.channel], ["Attempts", number(run.attempts)], ["Started", time(run.started_at)],
       ["Repeats", run.repeats ? make("code", {}, run.repeats) : null], ["Repeated by", run.repeated_by ? make("code", {}, run.repeated_by) : null], ["Runs again", from]]),
-    run.error ? make("pre.problem", {}, `${run.error.kind}: ${run.error.message}`) : null,
-    run.error?.traceback ? make("pre.trace", { tabIndex: 0, role: "region", "aria-label": "Traceback" }, run.error.traceback) : null,
-    run.error && !run.error.traceback ? make("p.quiet", {}, "No traceback is stored, or this server does not show it.") : null,
     make("div.row", {}, mayRetry && run.state === "failed" && !run.repeated_by ? button : null, outcome),
+    ...(run.error ? errorShown(run) : []),
   ].filter(Boolean);
+}
+
+function errorShown({ run_id: id, error }) {
+  if (error.is_hidden) return [make("p.problem", {}, error.kind, hidden(id))];
+  return [
+    make("pre.problem", {}, `${error.kind}: ${error.message}`),
+    ...(error.traceback ? traced(error.traceback) : [make("p.quiet", {}, "No traceback is stored.")]),
+  ];
+}
+
+// What to do where a server shows its users no texts of errors.
+function hidden(id) {
+  return make("span.quiet", {}, " Its text and traceback are not shown here: ", make("code", {}, `perdure runs show ${id}`), " prints them.");
+}
+
+const LIBRARIES = "\nframes of libraries:\n";
+
+// The frames of the project, and those of libraries folded.
+function traced(text) {
+  const place = text.lastIndexOf(LIBRARIES);
+  const trace = (words, label) => make("pre.trace", { tabIndex: 0, role: "region", "aria-label": label }, words);
+  if (place < 0) return [trace(text, "Traceback")];
+  return [trace(text.slice(0, place), "Traceback"), make("details", {}, make("summary", {}, "Frames of libraries"), trace(text.slice(place + LIBRARIES.length), "Frames of libraries"))];
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { address } from "./address.js";
-import { announce, duration, field, fill, long, make, number, pages, shortId, status, time } from "./dom.js";
+import { announce, duration, field, fill, long, make, number, pages, runLink, shortId, status, time } from "./dom.js";
 
 const WAY = 24;
 const FEW = 12;
@@ -85,12 +85,12 @@ function draw(group, about) {
   const began = group.steps.find((step) => step.began_at || step.ended_at);
   const scale = placed(steps);
   const usage = total(steps.map((step) => step.usage));
-  const title = group.run ? [`Run ${shortId(group.run)} `, run ? status(run.state) : null] : [group.steps[0].source === "update" ? "Edit" : "Turn"];
+  const title = group.run ? ["Run ", runLink(about.thread_id, group.run, shortId(group.run)), " ", run ? status(run.state) : null] : [group.steps[0].source === "update" ? "Edit" : "Turn"];
   return [
     make("h2.run", {}, title, began ? make("span.when", {}, time(began.began_at || began.ended_at)) : null),
     way(steps),
     make("p.quiet", {}, [scale.total ? duration(scale.total) : null, tokens(usage)].filter(Boolean).join(" · ")),
-    run?.error ? make("div.problem", {}, long(run.error)) : null,
+    run?.error ? make("div.problem", {}, long(run.error), " ", runLink(about.thread_id, group.run, "Traceback")) : null,
     make("ol.waterfall", {}, rows(steps, scale, about, 0)),
   ];
 }

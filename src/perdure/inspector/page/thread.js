@@ -1,7 +1,7 @@
 // One thread: its facts, its timeline or branches, and the checkpoint that is selected.
 
 import { get } from "./api.js";
-import { facts, field, fill, focusIfLost, long, make, number, pages, shortId, status, time } from "./dom.js";
+import { facts, field, fill, focusIfLost, long, make, number, pages, runLink, shortId, status, threadStatus, time } from "./dom.js";
 import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { agent } from "./agent.js";
@@ -110,7 +110,7 @@ export async function showThread(main, asked) {
       const page = await get("timeline", { id, namespace: selected.namespace, before: cursor });
       for (const each of page.checkpoints) {
         if (!last || last.dataset.run !== (each.run_id || "")) {
-          last = group(each.run_id, page.runs[each.run_id]);
+          last = group(id, each.run_id, page.runs[each.run_id]);
           groups.append(last);
         }
         last.lastChild.append(entry(each, link, about.heads[each.namespace]));
@@ -194,18 +194,18 @@ const isNarrow = () => matchMedia("(max-width: 60rem)").matches;
 function header(about) {
   const queue = about.queue;
   return facts([
-    ["Status", status(about.status)],
+    ["Status", threadStatus(about)],
     ["Graph", about.graph_id || about.run?.graph],
     ["User", about.user ? make("a", { href: address("user", { user: about.user }) }, about.user) : null],
     ["Activity", about.updated_at ? time(about.updated_at) : null],
     ["Created", about.created_at ? time(about.created_at) : null],
-    ["Error", long(about.run?.error)],
+    ["Error", about.run?.error ? make("span", {}, long(about.run.error), " ", runLink(about.thread_id, about.run.run_id, "Traceback")) : null],
     ["Cannot be read", about.fault],
-    ["Waiting messages", queue.pending ? number(queue.pending) : null],
-    ["Open run", queue.run_id],
+    ["Messages that wait", queue.pending ? number(queue.pending) : null],
+    ["Open run", queue.run_id ? runLink(about.thread_id, queue.run_id, queue.run_id) : null],
     ["Lease", queue.owner ? [queue.owner, " until ", time(queue.lease_until)].reduce((all, each) => (all.append(each), all), make("span")) : null],
     ["Next attempt", queue.retry_at ? time(queue.retry_at) : null],
-    ["Waits for an answer", about.asks || !about.waits.length ? queue.waiting : null],
+    ["Run that asks", about.asks || !about.waits.length ? queue.waiting : null],
     ["Waits", about.waits.length ? make("span", {}, about.waits.map((wait) => make("span.tag", {}, wait.text, wait.until ? [" Until ", time(wait.until)] : null))) : null],
     ["Replies to send", about.outbox.pending ? number(about.outbox.pending) : null],
     ["Metadata", Object.keys(about.metadata).length ? long(JSON.stringify(about.metadata)) : null],
@@ -218,12 +218,12 @@ function waiting(about) {
   return make("p.notice", {}, `${number(about.queue.pending)} ${about.queue.pending === 1 ? "message waits" : "messages wait"} for a run.`);
 }
 
-function group(runId, run) {
+function group(id, runId, run) {
   const title = runId
-    ? make("h2.run", {}, `Run ${shortId(runId)} `, run ? status(run.state) : null)
+    ? make("h2.run", {}, "Run ", runLink(id, runId, shortId(runId)), " ", run ? status(run.state) : null)
     : make("h2.run", {}, "Outside of a run");
   const about = run
-    ? make("p.quiet", {}, [run.graph, run.attempts > 1 ? `${run.attempts} attempts` : "1 attempt", run.last > run.first ? `messages ${run.first} to ${run.last}` : `message ${run.first}`].filter(Boolean).join(" · "), run.error ? make("span.problem", {}, " ", long(run.error)) : null)
+    ? make("p.quiet", {}, [run.graph, run.attempts > 1 ? `${run.attempts} attempts` : "1 attempt", run.last > run.first ? `messages ${run.first} to ${run.last}` : `message ${run.first}`].filter(Boolean).join(" · "), run.error ? make("span.problem", {}, " ", long(run.error), " ", runLink(id, runId, "Traceback")) : null)
     : null;
   return make("section.group", { "data-run": runId || "" }, title, about, make("ol"));
 }

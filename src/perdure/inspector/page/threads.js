@@ -1,7 +1,7 @@
 // The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
 
 import { get } from "./api.js";
-import { THREAD_BYTES, announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
+import { THREAD_BYTES, announce, brief, bytes, count, field, fill, hide, make, number, cell, threadStatus, time, userLink, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { changedIn, savedFilters } from "./filters.js";
 import { money } from "./steps.js";
@@ -190,16 +190,16 @@ function row(thread, words = "") {
   const place = words && thread.excerpt ? { view: "conversation", words } : {};
   const cells = [
     [make("a", { href: address("thread", { id: thread.thread_id, ...place }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, `${thread.speaker ? `${thread.speaker}: ` : ""}${thread.excerpt}`) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
-    [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, brief(thread.fault)) : null].filter(Boolean),
+    [threadStatus(thread), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, brief(thread.fault)) : null].filter(Boolean),
     thread.graph_id || thread.run?.graph || "",
-    make("span", {}, (thread.users || [thread.user]).filter((name) => name !== null).flatMap((name, index) => [index ? ", " : "", make("a.user", { href: address("user", { user: name }) }, name)])),
+    make("span", {}, (thread.users || [thread.user]).filter((name) => name !== null).flatMap((name, index) => [index ? ", " : "", userLink(name)])),
     time(thread.updated_at),
     time(thread.created_at),
     make("span.metadata", {}, Object.entries(thread.metadata).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("  ")),
   ];
   if (thread.bytes !== undefined) cells.push(bytes(thread.bytes));
   const headings = [...HEADINGS, "Size"];
-  return make("tr", { "data-id": thread.thread_id }, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell)));
+  return make("tr", { "data-id": thread.thread_id }, cells.map((content, index) => cell(headings[index], content)));
 }
 
 // key=value pairs, or JSON as it is.

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { inParts } from "./bulk.js";
-import { THREAD_BYTES, announce, bytes, count as several, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { THREAD_BYTES, announce, bytes, count as several, facts, field, fill, make, number, table, threadLink, threadStatus, time, userLink } from "./dom.js";
 import { address } from "./address.js";
 import { changedIn } from "./filters.js";
 import { money, total } from "./steps.js";
@@ -17,6 +17,8 @@ export async function showUser(main, asked) {
   const note = make("p.quiet", { role: "status" });
   const stop = make("button", { type: "button" }, "Stop");
   const besides = make("div");
+  const staying = make("p");
+  let stored = null;
   const since = changedIn(asked.since);
   fill(main,
     make("p", {}, make("a", { href: address("threads", { user }) }, "← Threads")),
@@ -47,7 +49,11 @@ export async function showUser(main, asked) {
     do {
       const page = await get("user", { user, since: since.value, cursor });
       if (mine !== turn) return;
-      if (cursor === null) fill(besides, page.stored && storedShown(page.stored));
+      if (cursor === null) {
+        stored = page.stored;
+        fill(besides, stored && storedShown(stored));
+        staying.textContent = stays(stored);
+      }
       for (const each of page.threads) {
         runs += each.runs;
         size += each.bytes ?? 0;
@@ -81,7 +87,8 @@ export async function showUser(main, asked) {
     const outcome = make("p", { role: "status", tabIndex: -1 });
     const button = make("button", { type: "submit" }, "Delete everything of the user");
     const form = make("form", {},
-      make("p.problem", {}, "All threads, whatever time is chosen above, crons, assistants and what is known of the user are removed, but no thread that is also of others; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay, and so do the default assistants of graphs."),
+      make("p.problem", {}, "All threads, whatever time is chosen above, crons, assistants and what is known of the user are removed, but no thread that is also of others; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, what an agent itself wrote into its store and what the user has used of limits stay, and so do the default assistants of graphs."),
+      staying,
       field("Type the user's id to confirm", confirm), make("div.row", {}, button), outcome);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
@@ -94,7 +101,7 @@ export async function showUser(main, asked) {
         isInLog = part.is_in_log;
         for (const name of Object.keys(sum)) sum[name] += part[name];
       };
-      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons, ${number(sum.assistants)} assistants and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.shared ? ` ${number(sum.shared)} threads stay, as other users have runs in them.` : ""}${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}${isInLog ? " Other processes use the database: what was removed stays in its log until they have written a few megabytes, or end. Delete the user again later to empty the log." : ""}`;
+      const words = (isOver) => `${several(sum.threads, "thread", "threads")}, ${several(sum.crons, "cron", "crons")}, ${several(sum.assistants, "assistant", "assistants")} and ${several(sum.entries, "entry", "entries")} of what was known are removed${isOver ? "" : " so far"}.${sum.shared ? ` ${several(sum.shared, "thread stays", "threads stay")}, as other users have runs there.` : ""}${sum.refused ? ` ${several(sum.refused, "thread stays", "threads stay")}: you may not delete ${sum.refused === 1 ? "it" : "them"}.` : ""}${isInLog ? " Other processes use the database: what was removed stays in its log until they have written a few megabytes, or end. Delete the user again later to empty the log." : ""}${isOver ? ` ${stays(stored)}`.trimEnd() : ""}`;
       if (await inParts("delete-user", { user, confirm: confirm.value }, outcome, add, words)) {
         confirm.value = "";
         if (form.isConnected) await load().catch(failed);
@@ -126,17 +133,30 @@ function storedShown(stored) {
     ["Turns that it is extracted from", stored.turns ? number(stored.turns) : null],
     ["Empty names in the store", stored.names ? number(stored.names) : null],
     ["Chats with sessions", stored.sessions ? number(stored.sessions) : null],
-    ["Stays: items in the store", several(stored.items, "item", "items")],
+    ["Stays: items in the store", [several(stored.items, "item", "items"), ...named(stored.namespaces)].join(", ")],
+    ["Stays: used of limits", stored.limits.join(", ")],
   ]);
+}
+
+const NAMES = 5;
+
+const named = (found) => [...found.slice(0, NAMES).map(({ namespace }) => namespace.join(" › ")), ...(found.length > NAMES ? [`${found.length - NAMES} more`] : [])];
+
+// What a removal leaves of this user, by name, and what removes it.
+function stays(stored) {
+  if (!stored) return "";
+  const items = stored.items ? `${several(stored.items, "item of the store stays", "items of the store stay")} under ${named(stored.namespaces).join(", ")}: a program removes them with store.delete.` : "";
+  const limits = stored.limits.length ? `What is used of ${stored.limits.length === 1 ? "the limit" : "the limits"} ${stored.limits.join(", ")} stays until it is anew; perdure limits reset removes it.` : "";
+  return `${items} ${limits}`.trim();
 }
 
 function row(each) {
   const usage = each.usage;
   return [
-    make("span", {}, make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id), each.title ? make("span.title", {}, each.title) : null),
-    status(each.status), each.graph_id || each.run?.graph || "", time(each.updated_at),
+    threadLink(each.thread_id, each.title),
+    threadStatus(each), each.graph_id || each.run?.graph || "", time(each.updated_at),
     number(each.runs), each.bytes === null ? "?" : bytes(each.bytes),
-    make("span", {}, each.others.flatMap((name, index) => [index ? ", " : "", make("a.user", { href: address("user", { user: name }) }, name)])),
+    make("span", {}, each.others.flatMap((name, index) => [index ? ", " : "", userLink(name)])),
     ...(usage === null ? ["?", "?", "?"] : [number(usage.input), number(usage.output), usage.cost === null ? "" : money(usage.cost, usage.currency)]),
   ];
 }

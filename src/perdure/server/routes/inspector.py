@@ -6,7 +6,7 @@ right to search, a thread the right to read it, and actions the right to update,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -103,9 +103,22 @@ class ServerAccess:
         return frozenset(PERMISSIONS)
 
     async def authorize_listing(self) -> Sees | None:
-        value: dict[str, Any] = {"metadata": {}, "values": {}, "status": None, "limit": 10, "offset": 0}
-        conditions = await self._caller.may("threads", "search", value)
-        require_unnarrowed(value, "values", "status")
+        return await self._authorize_search("threads", {"values": {}, "status": None})
+
+    async def authorize_crons(self) -> Sees | None:
+        try:
+            return await self._authorize_search("crons", {"assistant_id": None, "thread_id": None})
+        except Refusal as refused:
+            if refused.status != HTTPStatus.FORBIDDEN:
+                raise
+            raise NotAllowed(refused.detail) from refused
+
+    async def _authorize_search(self, resource: str, fixed: Mapping[str, Any]) -> Sees | None:
+        """Return a predicate over the metadata of what the viewer may find. A handler that narrows the search
+        by a ``fixed`` argument refuses it."""
+        value: dict[str, Any] = {"metadata": {}, **fixed, "limit": 10, "offset": 0}
+        conditions = await self._caller.may(resource, "search", value)
+        require_unnarrowed(value, *fixed)
         narrowed = value["metadata"]
         if conditions is None and not narrowed:
             return None

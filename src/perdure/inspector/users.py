@@ -101,7 +101,7 @@ def _list_limits(access: Access, name: str) -> Program[list[str]]:
         if not page:
             break
         limit, key = page[0].place.limit, page[0].place.key
-        if key.keys() == {"user"}:
+        if list(key) == ["user"]:
             place = limits.place(access.tenant, access.handle.alias, limit, {"user": name})
             if (yield from limits.read_state(place.partition)) is not None:
                 found.append(limit)

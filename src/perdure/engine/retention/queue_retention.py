@@ -234,10 +234,10 @@ def _plan_run_removal(
     journal, notes = yield from ask(
         Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False), note))
     )
-    parts: list[list[Op]] = [[Delete(DOCUMENT, noted.key)] for noted in notes]
-    parts += [
+    parts: list[list[Op]] = [
         [Delete(EFFECT, noted.key), Delete(EFFECT, make_pointer_key(*noted.key[1:]))] for noted in journal
     ]
+    parts[:0] = ([Delete(DOCUMENT, noted.key)] for noted in notes)
     if len(journal) == BATCH_MAX:
         return [*parts]
     for seq in range(run.fields["first"], run.fields["last"] + 1):

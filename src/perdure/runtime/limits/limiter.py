@@ -153,6 +153,7 @@ class Limiter:
         self._clock = DatabaseClock(lambda: self._handle.arun(ask(Now())))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._submitted: set[asyncio.Task[Any]] = set()
 
     def declare(self, limits: Mapping[str, SharedLimit]) -> None:
         """Add limits by their names.
@@ -174,6 +175,10 @@ class Limiter:
         raise _closed_error()
 
     async def _run_until_closed(self, work: Coroutine[Any, Any, R]) -> R:
+        task = asyncio.current_task()
+        if task is not None:
+            self._submitted.add(task)
+            task.add_done_callback(self._submitted.discard)
         try:
             return await work
         except asyncio.CancelledError:
@@ -331,7 +336,7 @@ class Limiter:
         loop.call_soon_threadsafe(loop.stop)
 
     async def _close(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = [*self._submitted, *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -528,9 +528,11 @@ class KeyShare:
 
     async def close(self) -> None:
         """Return the unused amounts of this process to the database, once no permit waits."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        # A request that is under way ends first: what it reports would count twice.
+        async with self._asking:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
         self._use.peak = self._use.places
         if self._held.places or self._held.money or self._has_news:
             try:

@@ -20,6 +20,7 @@ from perdure.model.limits import (
     SharedLimit,
     compute_fair_share,
     find_blank_time,
+    find_next_token,
     is_blank,
     take,
 )
@@ -112,6 +113,19 @@ def test_a_budget_is_exceeded_by_at_most_one_call(taken: list[tuple[int, int]]) 
     assert spent <= MONEY + cost
 
 
+def test_a_call_whose_prompt_costs_more_than_any_call_before_gets_the_amount_or_is_alone() -> None:
+    limit, state = SharedLimit(budget=1.0), LimitState(dearest=200)
+    ask = Demand("a", needs_money=True, users=1, next_cost=300_000)
+    state, share = take(limit, state, ask, NOW)
+    assert share.money == 300_000
+    state, share = take(limit, state, ask._replace(reserved=300_000), NOW)
+    assert share.money == 600_000
+    state, share = take(limit, state, ask._replace(reserved=900_000), NOW)
+    assert share.money == 900_000, "the rest is less than the next call costs, and others are under way"
+    state, share = take(limit, state, ask._replace(paid=900_000), NOW)
+    assert share.money == 100_000, "a call alone may begin"
+
+
 def test_what_a_process_that_died_held_of_a_budget_is_spent() -> None:
     limit = SharedLimit(budget=1.0)
     state, share = take(limit, LimitState(dearest=100_000), Demand("dead", needs_money=True, users=1), NOW)
@@ -133,6 +147,38 @@ def test_a_budget_begins_anew_with_the_day_of_its_time_zone() -> None:
     _, share = take(limit, spent, Demand("a", needs_money=True, users=1), ends)
     assert share.day_ends is None
     assert share.money > 0
+
+
+def test_tokens_that_one_process_owes_hold_back_all_until_they_are_paid() -> None:
+    limit, second = SharedLimit(tokens=6000), 1_000_000
+    asks = Demand("b", tokens=200, tokens_ahead=200, users=1)
+    state, _ = take(limit, LimitState(), Demand("a", owed_tokens=30_000), NOW)
+    state, share = take(limit, state, asks, NOW)
+    assert share.tokens.size == 0
+    assert share.again is not None
+    # Of 300 seconds' worth, 5 had gathered.
+    assert 294 * second <= share.again - NOW <= 296 * second
+    assert not is_blank(limit, state, NOW + 290 * second)
+    assert find_blank_time(limit, state, NOW) >= NOW + 299 * second
+    _, early = take(limit, state, asks, share.again - second)
+    assert early.tokens.size == 0
+    _, later = take(limit, state, asks, share.again)
+    assert later.tokens.size > 0
+    # What was owed and not used comes back, and a higher limit pays sooner.
+    back, _ = take(limit, state, Demand("a", owed_tokens=-29_000), NOW)
+    assert find_next_token(limit, back) - NOW <= 6 * second
+    raised = SharedLimit(tokens=600_000)
+    assert find_next_token(raised, state) - NOW <= 3 * second
+    # Paid ones do not count again, and a clock that is set back forgets none.
+    paid, _ = take(limit, state, Demand("a", owed_tokens=100), NOW + 400 * second)
+    assert paid.owed_tokens == 100
+    assert find_next_token(limit, take(limit, state, asks, NOW - 5 * second)[0]) - NOW > 280 * second
+
+
+def test_tokens_beyond_belief_are_owed_for_a_hundred_years_at_most() -> None:
+    limit = SharedLimit(tokens=6000)
+    state, _ = take(limit, LimitState(), Demand("a", owed_tokens=1 << 60), NOW)
+    assert find_next_token(limit, state) < NOW + 101 * 366 * 86_400 * 1_000_000
 
 
 def test_a_clock_that_was_set_back_blocks_nobody_for_long() -> None:

@@ -229,10 +229,8 @@ def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:
         if document is None:
             return None
         state = LimitState.of_body(document.body["state"])
-        return {
-            **document.body,
-            "state": state._replace(next_call=0, next_token=0, spent=0, other_spent=0).to_body(),
-        }
+        state = state._replace(next_call=0, next_token=0, owed_tokens=0, spent=0, other_spent=0)
+        return {**document.body, "state": state.to_body()}
 
     return (yield from documents.change(partition, *_STATE, reset_state, now, fresh)) is not None
 

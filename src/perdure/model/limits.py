@@ -5,7 +5,8 @@ compare-and-set. A process asks for a share ahead of its calls and hands it out 
 
 - of a rate, a span of time in which each permit has its moment. A permit may be used from its moment on, and
   lapses after the time in which a burst gathers: so nothing has to be given back, a process that dies loses
-  at most its span, and in no window of time more is used than a burst and the rate times the window;
+  at most its span, and in no window of time more is used than a burst and the rate times the window. Tokens
+  that were used without permits are owed: none are given until as many have lapsed;
 - of a concurrency, places with a lease;
 - of a budget, an amount that counts as used until the process has reported its spending. An amount held by a
   process that died counts as spent.
@@ -61,7 +62,7 @@ class SharedLimit:
         tokens: Tokens of models a minute. A call begins if as many are free as calls take on average; what it
             took is counted when it ends.
         budget: Money a day, in the currency of the prices. At most one call begins when the rest is less than
-            the cost of a call.
+            the amount that is set aside for it.
         timezone: The time zone in which a day of the budget begins.
         at_end: The effect of a used-up budget: ``"refuse"`` fails the call and its run, ``"wait"`` postpones
             the run until the next day.
@@ -230,7 +231,7 @@ class LimitState(NamedTuple):
     Attributes:
         at: Time of the last change.
         next_call: Moment of the next permit of the rate.
-        next_token: Moment of the next token.
+        next_token: Moment of the next token, if none are owed.
         day: Day of the budget, ``""`` before the first.
         spent: Amount that was spent on that day.
         other_day: The previous day, or the day that began too early, if a clock was set back.
@@ -238,6 +239,7 @@ class LimitState(NamedTuple):
         dearest: Highest cost of a call, 0 if none is known.
         mean_tokens: Average number of tokens of a call, 0 if none is known.
         parts: Parts of the processes by their names.
+        owed_tokens: Tokens that were used without permits, from the moment ``next_token`` on.
     """
 
     at: int = 0
@@ -250,6 +252,7 @@ class LimitState(NamedTuple):
     dearest: int = 0
     mean_tokens: float = 0.0
     parts: Mapping[str, LimitPart] = {}
+    owed_tokens: int = 0
 
     def to_body(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -281,6 +284,8 @@ class Demand(NamedTuple):
         needs_money: True if calls wait for money.
         dearest: Highest cost of its calls.
         mean_tokens: Average number of tokens of its calls, 0 if it had none.
+        next_cost: Amount to set aside for the call whose turn is next, 0 if unknown.
+        owed_tokens: Tokens used without permits since it asked last; below 0 owed ones that were not used.
     """
 
     owner: str
@@ -297,6 +302,8 @@ class Demand(NamedTuple):
     needs_money: bool = False
     dearest: int = 0
     mean_tokens: float = 0.0
+    next_cost: int = 0
+    owed_tokens: int = 0
 
 
 class PermitSpan(NamedTuple):
@@ -315,7 +322,7 @@ class Share(NamedTuple):
         places: Places that it holds until the lease ends.
         allotted: Places that it may fill while others wait, at most ``places``.
         money: Amount of the budget that it holds.
-        dearest: Amount of the budget to set aside for a call; 0 if unknown: then calls begin one by one.
+        dearest: Least amount to set aside for a call; 0 if unknown: then calls begin one by one.
         mean_tokens: Average number of tokens of a call, 0 if none is known.
         until: Time at which places and money are lost.
         again: Time at which more of the demand may be granted, ``None`` if all was granted.
@@ -354,21 +361,6 @@ def compute_fair_share(capacity: float, demands: Mapping[str, tuple[float, float
     return 0.0
 
 
-class RateLeft(NamedTuple):
-    """Rest of a rate: how many may begin ``now``, and the time ``at`` which the first one may."""
-
-    now: int
-    at: int
-
-
-def compute_rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
-    """Return the rest of a rate whose next permit has the moment ``moment``."""
-    start = max(moment, _find_earliest(now, interval, burst))
-    if start > now:
-        return RateLeft(0, start)
-    return RateLeft(math.floor((now - start) / interval) + 1, now)
-
-
 def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
     """Return the time from which an unchanged state has no effect any more, as if it were absent."""
     state = drop_expired(limit, state, now)
@@ -377,7 +369,7 @@ def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
     if limit.rate is not None:
         ends.append(state.next_call + math.ceil(limit.burst_size * limit.interval_us))
     if limit.tokens is not None:
-        ends.append(state.next_token + math.ceil(limit.token_burst * limit.token_interval_us))
+        ends.append(find_next_token(limit, state) + math.ceil(limit.token_burst * limit.token_interval_us))
     return max((now, *ends))
 
 
@@ -391,8 +383,9 @@ def _list_spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list
 def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
     """Return True if a state has no effect: the limit allows the same without it."""
     has_spending = bool(_list_spending_ends(limit, state, now))
-    has_future_permits = state.next_call > _find_earliest(now, limit.interval_us, limit.burst_size)
-    has_future_permits |= state.next_token > _find_earliest(now, limit.token_interval_us, limit.token_burst)
+    has_future_permits = state.next_call > find_earliest(now, limit.interval_us, limit.burst_size)
+    earliest_token = find_earliest(now, limit.token_interval_us, limit.token_burst)
+    has_future_permits |= find_next_token(limit, state) > earliest_token
     return not state.parts and not has_spending and not has_future_permits
 
 
@@ -413,17 +406,20 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
     )
     asks = {**parts, demand.owner: ask}
     again: list[int] = []
-    next_call, calls = state.next_call, PermitSpan(0, 0)
+    next_call, calls, tokens = state.next_call, PermitSpan(0, 0), PermitSpan(0, 0)
     if limit.rate is not None and demand.calls > 0:
         loads = {name: (part.calls, max(1, part.users)) for name, part in asks.items()}
         how = limit.interval_us, limit.burst_size
         next_call, calls, later = _space_permits(next_call, how, demand.calls, loads, demand.owner, now)
         again += later
-    next_token, tokens = state.next_token, PermitSpan(0, 0)
+    if demand.owed_tokens:
+        state = _add_owed_tokens(limit, state, demand.owed_tokens, now)
     if limit.tokens is not None and demand.tokens > 0:
         loads = {name: (part.tokens, max(1, part.users)) for name, part in asks.items()}
-        how = limit.token_interval_us, limit.token_burst
-        next_token, tokens, later = _space_permits(next_token, how, demand.tokens, loads, demand.owner, now)
+        how, moment = (limit.token_interval_us, limit.token_burst), find_next_token(limit, state)
+        moment, tokens, later = _space_permits(moment, how, demand.tokens, loads, demand.owner, now)
+        if tokens.size:
+            state = state._replace(next_token=moment, owed_tokens=0)
         again += later
     places = allotted = turn = 0
     frees_at = None
@@ -446,7 +442,8 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
             else:
                 again.append(now + _LOOK_US)
     part = ask._replace(places=places, turn=turn, money=money)
-    if is_unchanged(mine, part, now) and not (calls.size or tokens.size or demand.paid):
+    is_used = calls.size or tokens.size or demand.paid or demand.owed_tokens
+    if is_unchanged(mine, part, now) and not is_used:
         # It waits as before, and the state need not be written.
         until = min(until, mine.until)
     else:
@@ -455,7 +452,6 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         state = state._replace(
             at=now,
             next_call=next_call,
-            next_token=next_token,
             spent=spent,
             dearest=dearest,
             mean_tokens=demand.mean_tokens or state.mean_tokens,
@@ -509,11 +505,24 @@ def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
     )
 
 
+def find_next_token(limit: SharedLimit, state: LimitState) -> int:
+    """Return the moment of the next token, after those that are owed."""
+    return state.next_token + min(math.ceil(state.owed_tokens * limit.token_interval_us), _LONGEST_US)
+
+
+def _add_owed_tokens(limit: SharedLimit, state: LimitState, number: int, now: int) -> LimitState:
+    earliest = find_earliest(now, limit.token_interval_us, limit.token_burst)
+    if find_next_token(limit, state) <= earliest:
+        # Those that were owed before are paid.
+        state = state._replace(next_token=earliest, owed_tokens=0)
+    return state._replace(owed_tokens=max(0, state.owed_tokens + number))
+
+
 _USABLE_US = 200_000
 """Least time for which a permit can still be used when it is given."""
 
 
-def _find_earliest(now: int, interval: float, burst: int) -> int:
+def find_earliest(now: int, interval: float, burst: int) -> int:
     """Return the earliest moment of a permit that is given now; the past ones were gathered in a pause."""
     lasts = math.floor((burst - 1) * interval)
     return now - lasts + min(_USABLE_US, lasts // 2)
@@ -530,7 +539,7 @@ def _space_permits(
     """Give permits of a rate. Return the moment of the next permit, the given ones, and, if they are not all
     that were wanted, the time at which there are more; otherwise no time."""
     interval, burst = rate
-    start = max(moment, _find_earliest(now, interval, burst))
+    start = max(moment, find_earliest(now, interval, burst))
     if start > now + HORIZON_US:
         return moment, PermitSpan(0, 0), [start - HORIZON_US]
     # Permits gathered in a pause are divided among the processes, too.
@@ -579,12 +588,13 @@ def _divide_money(left: int, held: int, demand: Demand, dearest: int) -> int:
     ``held`` the amount that others hold."""
     if not (demand.needs_money or demand.reserved):
         return 0
-    if dearest and left >= demand.reserved + dearest:
-        chunk = max(dearest, min(left // _CHUNK_PART, dearest * _CHUNK_CALLS))
+    need = max(dearest, demand.next_cost)
+    if dearest and left >= demand.reserved + need:
+        chunk = max(need, min(left // _CHUNK_PART, dearest * _CHUNK_CALLS))
         return min(left, demand.reserved + chunk)
     if left > 0 and held == 0 and not demand.reserved:
-        # One call alone may begin though it may exceed the rest. For an unknown cost only 1 is set aside.
-        return min(left, dearest or 1)
+        # One call alone may begin though it may exceed the rest.
+        return min(left, need or 1)
     if demand.reserved:
         return min(max(0, left), demand.reserved)
     return 0

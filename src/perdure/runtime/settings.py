@@ -17,6 +17,8 @@ from perdure.model.runs.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400
 """Longest time in seconds for which a call may postpone a message: a hundred years."""
+_LOOK_S = 300.0
+"""Longest pause of a run that waits for a limit."""
 _TIMES = (
     "lease",
     "backoff",
@@ -168,10 +170,10 @@ class Settings:
     def pause_us(self, attempt: int, spread: float, error: BaseException | None = None) -> int:
         """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
         is the jitter that separates runs that failed together. A run that waits for a limit has the pause
-        that the limit gives."""
+        that the limit gives, and at most five minutes, as the limit may be changed or reset."""
         if isinstance(error, LimitPending):
             # Two runs that waited for each other try again at different times.
-            return round((error.retry_after + spread) * 1_000_000)
+            return round((min(error.retry_after, _LOOK_S) + spread) * 1_000_000)
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
 

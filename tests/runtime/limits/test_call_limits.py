@@ -14,16 +14,19 @@ from langchain_core.language_models import LLM, BaseLanguageModel
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.errors import LimitReached
 from perdure.limits import SharedLimit
 from perdure.model.model_calls import Price, Prices
 from perdure.runtime import Observer, Runtime, Settings
+from perdure.runtime.operations import limit_states
+from tests.backends import EMPTY
 
 PRICES = Prices({"fake*": Price(1000.0, 1000.0)})
 """A call of 10 tokens costs 0.01."""
@@ -214,6 +217,113 @@ def test_a_budget_stops_at_most_one_call_late() -> None:
         assert "ada" in refused.note["error"]
 
     asyncio.run(main())
+
+
+class Measured(Model):
+    """A model that uses as many tokens as its prompt has, and notes the cost of each call when it begins."""
+
+    spent: list[float] = Field(default_factory=list)
+
+    async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        used = len(messages[-1].text) // 4 + 8
+        self.spent.append(used / 1000)
+        await asyncio.sleep(0.1)
+        usage = UsageMetadata(input_tokens=used, output_tokens=0, total_tokens=used)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("yes", usage_metadata=usage))])
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("first", ["a" * 40, None])
+def test_calls_whose_prompts_are_dear_are_not_begun_together_beyond_a_budget(
+    backend: str, first: str | None
+) -> None:
+    async def main(url: str) -> None:
+        fake = Measured(messages=answers())
+
+        async def say(state: State) -> State:
+            if first is not None:
+                await fake.ainvoke(first)
+            await asyncio.gather(*(fake.ainvoke("word" * 300) for _ in range(20)), return_exceptions=True)
+            return {"said": "all"}
+
+        built = StateGraph(State).add_node(say).add_edge(START, "say").compile()
+        limit = SharedLimit(budget=1.0)
+        async with (
+            perdure.connect(url, migrate=True) as db,
+            Runtime(db, built, settings=settings(money=limit)) as runtime,
+        ):
+            await outcomes(runtime, 1)
+        assert 1.0 <= sum(fake.spent) <= 1.0 + max(fake.spent)
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_first_call_sets_aside_its_prompt_and_an_answer(backend: str) -> None:
+    """If its process is killed, this counts as spent."""
+
+    async def main(url: str) -> None:
+        held: list[float] = []
+
+        async def say(state: State) -> State:
+            async for _ in Told(messages=answers()).astream("word" * 1000):
+                entry = await limit_states.read_entry(handle_of(db), "", "money", {})
+                held.append(entry["budget"]["held"])
+                break
+            return {"said": "all"}
+
+        built = StateGraph(State).add_node(say).add_edge(START, "say").compile()
+        limits = settings(money=SharedLimit(budget=5.0))
+        async with (
+            perdure.connect(url, migrate=True) as db,
+            Runtime(db, built, settings=limits) as runtime,
+        ):
+            await outcomes(runtime, 1)
+        assert held == [pytest.approx(2.0, abs=0.01)]
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("way", ["set", "reset"])
+def test_a_postponed_run_continues_when_its_budget_is_raised_or_reset(
+    backend: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.runtime import settings as waits
+    from perdure.runtime.limits import limiter
+
+    monkeypatch.setattr(waits, "_LOOK_S", 0.3)
+    monkeypatch.setattr(limiter, "_REFRESH_S", 0.0)
+
+    async def main(url: str) -> None:
+        fake, begun = model(), [0]
+
+        async def say(state: State) -> State:
+            begun[0] += 1
+            return {"said": text_of(await fake.ainvoke("?"))}
+
+        built = StateGraph(State).add_node(say).add_edge(START, "say").compile()
+        limits = settings(money=SharedLimit(budget=0.005, at_end="wait"))
+        async with (
+            perdure.connect(url, migrate=True) as db,
+            Runtime(db, built, settings=limits) as runtime,
+        ):
+            await outcomes(runtime, 1)
+            ticket = await runtime.submit("later", {"said": ""})
+            with pytest.raises(TimeoutError):
+                await runtime.wait(ticket, timeout=4)
+            assert begun[0] == 2, "its node is not begun again while the budget is used up"
+            if way == "set":
+                await limit_states.set_amounts(handle_of(db), "", "money", {"budget": 5.0})
+            else:
+                await limit_states.reset(handle_of(db), "", "money", {})
+            assert (await runtime.wait(ticket, timeout=20)).state == "done"
+            assert begun[0] == 3
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))
 
 
 class Told(Model):

@@ -5,7 +5,9 @@ perdure.runtime.limits.waiting_permits.
 """
 
 import asyncio
+import math
 import multiprocessing
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -15,10 +17,12 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine import limits as stored
-from perdure.errors import BadSetting, PerdureError
+from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.limits import LimitReached, SharedLimit
 from perdure.model.program import Effect
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
+from perdure.runtime.limits.waiting_permits import ExpectedUse
+from perdure.runtime.operations import limit_states
 from perdure.storage.port import WrappingDriver
 from tests.backends import BACKENDS, EMPTY
 
@@ -238,3 +242,99 @@ def test_tokens_of_calls_that_take_more_than_a_burst_keep_to_the_rate(taken: int
 
     # Ahead of the rate by what gathers, and by the last call.
     assert asyncio.run(main()) <= 500 + taken + 50
+
+
+async def call(limiter: Limiter, tokens: int | None, prompt: int = 0, within: float = 20) -> None:
+    one = CallTurn([("shared", {}, "")], expected=ExpectedUse(prompt))
+    await limiter.acquire(one, "", within)
+    limiter.end(one, tokens=tokens)
+
+
+async def wait_for_debt(db: perdure.Database, least: int) -> dict[str, Any]:
+    """Wait until it is stored that tokens are owed. Return the entry of the limit."""
+    async with asyncio.timeout(5):
+        while True:
+            found, _ = await limit_states.read_entries(handle_of(db), "", None, 9)
+            if found and (found[0]["tokens"]["next_at"] or 0) > least:
+                return found[0]
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("way", ["ended", "under way", "closed"])
+def test_what_a_call_uses_beyond_the_expected_holds_back_all_processes(backend: str, way: str) -> None:
+    """A process that is killed has reported it, and another one continues from what is stored."""
+
+    async def main(url: str) -> None:
+        async with perdure.connect(url, migrate=True) as db, perdure.connect(url) as other:
+            first = await limited(db, tokens=6000)
+            if way == "under way":
+                await first.acquire(CallTurn([("shared", {}, "")], expected=ExpectedUse(3000)), "", MOST)
+            else:
+                await call(first, 3000)
+            if way == "closed":
+                await asyncio.to_thread(first.close)
+            entry = await wait_for_debt(db, 0)
+            assert entry["tokens"]["left"] == 0
+            second = await limited(other, tokens=6000)
+            with pytest.raises(LimitReached) as refused:
+                await call(second, 10, within=3)
+            assert 5 < refused.value.retry_after < 35
+            await limit_states.reset(handle_of(db), "", "shared", {})
+            async with asyncio.timeout(10):
+                await call(second, 10)
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))
+
+
+def test_expected_tokens_that_a_call_did_not_use_are_given_back() -> None:
+    async def main() -> None:
+        async with perdure.connect("memory://") as db:
+            limiter = await limited(db, tokens=6000)
+            one = CallTurn([("shared", {}, "")], expected=ExpectedUse(60_000))
+            await limiter.acquire(one, "", MOST)
+            await wait_for_debt(db, 0)
+            limiter.end(one, tokens=600)
+            began = time.monotonic()
+            async with asyncio.timeout(20):
+                await call(limiter, 10)
+            assert time.monotonic() - began < 5
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "redis"])
+def test_whatever_waits_fails_when_the_database_is_closed(backend: str) -> None:
+    errors: list[BaseException] = []
+
+    def wait(limiter: Limiter) -> None:
+        try:
+            limiter.acquire_blocking(turn(), "", math.inf)
+        except PerdureError as error:
+            errors.append(error)
+
+    async def main(url: str) -> None:
+        async with perdure.connect(url, migrate=True) as db:
+            limiter = await limited(db, concurrency=1)
+            held = turn()
+            await limiter.acquire(held, "", MOST)
+            threads = [threading.Thread(target=wait, args=(limiter,), daemon=True) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            waiting = [asyncio.create_task(limiter.acquire(turn(), "", MOST)) for _ in range(3)]
+            await asyncio.sleep(0.2)
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 10)
+        errors.extend(await asyncio.gather(*waiting, return_exceptions=True))  # type: ignore[arg-type]
+        assert [type(error) for error in errors] == [Unavailable] * 6
+        assert "is closed" in str(errors[0])
+        limiter.end(held)
+        for within in (0, MOST):
+            with pytest.raises(Unavailable, match="is closed"):
+                await limiter.acquire(turn(), "", within)
+        with pytest.raises(Unavailable, match="is closed"):
+            limiter.acquire_blocking(turn(), "", MOST)
+
+    with EMPTY[backend]() as url:
+        asyncio.run(main(url))

@@ -53,6 +53,9 @@ TRACEBACK = "traceback"
 NODE = "node"
 """Entry of the note of a failed run with the node whose error it is, for operators."""
 
+LIMIT = "limit"
+"""Entry of the note of a run with the limit that postponed it."""
+
 VERSION = "version"
 """Entry of the note of a run with the name of the version of its graph at its latest attempt."""
 

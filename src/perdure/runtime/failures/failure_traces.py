@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from perdure.model.runs.messages import NODE, TRACEBACK, replace_surrogates, shorten_error, text_of_error
+from perdure.errors import LimitPending
+from perdure.model.runs.messages import (
+    LIMIT,
+    NODE,
+    TRACEBACK,
+    replace_surrogates,
+    shorten_error,
+    text_of_error,
+)
 from perdure.runtime.failures.failure_location import is_of_library
 
 TRACEBACK_MAX = 8000
@@ -30,11 +38,13 @@ _FOREIGN = tuple(
 
 def make_failure_note(error: BaseException) -> dict[str, Any]:
     """Return the data that is stored with a failed run: the error's text, type name and traceback, and the
-    node that raised it, if one did."""
+    node that raised it, if one did, or the limit that postpones the run."""
     note = {"error": shorten_error(error), "kind": type(error).__name__, TRACEBACK: write_traceback(error)}
     # The node comes after those that lead to it, as in "team|writer".
     if node := replace_surrogates("|".join(name for name, _ in list_tasks(error)))[:_NODE_MAX]:
         note[NODE] = node
+    if isinstance(error, LimitPending):
+        note[LIMIT] = error.limit
     return note
 
 

@@ -26,6 +26,7 @@ from perdure.model.arguments import read_mapping
 from perdure.model.limits import MONEY, SharedLimit, Target
 from perdure.model.model_calls import ModelCall, Prices
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
+from perdure.runtime.limits.waiting_permits import NOTHING_KNOWN, ExpectedUse
 from perdure.runtime.nodes.model_calls import UNKNOWN, model_name, read_calls
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.user_and_title import user_of_options
@@ -36,6 +37,8 @@ CALLER: ContextVar[str] = ContextVar("perdure_limits_user", default="")
 Emit = Callable[..., object]
 Prompt = Sequence[BaseMessage | str]
 """Input of a model: messages, or texts."""
+_FIRST_ANSWER = 1000
+"""Tokens that an answer is assumed to have while no cost of a call is known."""
 _AGAIN_S = 0.05
 """Seconds after which a run continues with a cheaper model."""
 
@@ -159,15 +162,26 @@ class CallLimits:
     def _make_turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
         if run_id in self._calls or not (keys := keys_of(self._limits, of, name, self._subject)):
             return None
-        turn = CallTurn(keys, within=self._list_outer_turns(run_id))
-        tokens = 0
-        if self._counts_tokens(turn):
-            tokens = count_tokens_approximately(prompt)
+        tokens, expected = 0, NOTHING_KNOWN
+        if self._counts_tokens([limit for limit, *_ in keys]):
+            tokens, expected = count_tokens_approximately(prompt), self._expect(name, prompt)
+        turn = CallTurn(keys, within=self._list_outer_turns(run_id), expected=expected)
         self._calls[run_id] = _LimitedCall(turn, name, tokens)
         return turn
 
-    def _counts_tokens(self, turn: CallTurn) -> bool:
-        limits = [self._limits[each] for each in turn.limits]
+    def _expect(self, name: str, prompt: Prompt) -> ExpectedUse:
+        """Return what a call uses at least. Only the text of its prompt is counted: the size of a file says
+        nothing of its tokens."""
+        texts = [each if isinstance(each, str) else str(each.text) for each in prompt]
+        tokens = count_tokens_approximately(texts)
+        price = self._prices.of(name)
+        if price is None:
+            return ExpectedUse(tokens)
+        costs = (price.cost(ModelCall(None, name, tokens, answer)) for answer in (0, _FIRST_ANSWER))
+        return ExpectedUse(tokens, *(round(cost * MONEY) for cost in costs))
+
+    def _counts_tokens(self, names: Sequence[str]) -> bool:
+        limits = [self._limits[each] for each in names]
         return any(limit.budget is not None or limit.tokens is not None for limit in limits)
 
     def _has_budget(self, turn: CallTurn) -> bool:
@@ -245,12 +259,22 @@ class CallLimits:
     async def find_cheaper_model(self) -> str | None:
         """Return the cheaper model that a run has to use because a budget is used up, ``None`` if none is."""
         for name, limit in self._limits.items():
-            if limit.cheaper is not None and await self._limiter.is_used_up(
-                self._subject.tenant, name, self._subject.key(limit)
-            ):
+            if limit.cheaper is not None and await self._find_refusal(name, limit) is not None:
                 self._is_cheaper = True
                 return limit.cheaper
         return None
+
+    async def require_budget(self, name: str | None) -> None:
+        """Raise ``LimitPending`` before a run continues that a limit postponed, if its budget is still used
+        up."""
+        limit = self._limits.get(name or "")
+        if name is None or limit is None or limit.cheaper is not None or "model" in limit.by:
+            return
+        if isinstance(error := await self._find_refusal(name, limit), LimitPending):
+            raise error
+
+    async def _find_refusal(self, name: str, limit: SharedLimit) -> LimitReached | None:
+        return await self._limiter.find_refusal(self._subject.tenant, name, self._subject.key(limit))
 
     def _end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
         self._limiter.end(turn, tokens, cost)
@@ -289,7 +313,7 @@ class CallLimits:
         its own when it streams, by its prompt and its answer. A failed call counts if any part of an answer
         came."""
         answers = _list_answers(response)
-        if not self._counts_tokens(call.turn) or (has_failed and not answers):
+        if not self._counts_tokens(call.turn.limits) or (has_failed and not answers):
             return []
         self._emit("limit.estimated", model=call.name)
         return [ModelCall(None, call.name, call.prompt, count_tokens_approximately(answers))]

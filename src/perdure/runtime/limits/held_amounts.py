@@ -46,10 +46,12 @@ class HeldAmounts:
         until: The end of the lease of places and money.
         renew_at: The time at which the lease is renewed.
         next_request_at: The earliest time of another request.
+        more_at: The time at which more may be granted.
         frees_at: The time at which places of a process that died become free.
         day_ends: The time at which a used up budget is reset, ``None`` if it is not used up.
         mean_tokens: Average number of tokens of a call.
         dearest: The highest cost of a call, set aside for each one; 0 if unknown.
+        stored_dearest: The highest cost that the database knows.
         known: The state's document in a tuple, if the next request can start from it without reading it.
         last_at: The database's time of the last request, in microseconds.
     """
@@ -62,10 +64,12 @@ class HeldAmounts:
     until: float = 0.0
     renew_at: float = math.inf
     next_request_at: float = 0.0
+    more_at: float = 0.0
     frees_at: float = math.inf
     day_ends: float | None = None
     mean_tokens: float = 0.0
     dearest: int = 0
+    stored_dearest: int = 0
     known: tuple[Document | None] | None = None
     last_at: int = 0
 
@@ -79,7 +83,8 @@ class UsedAmounts:
         peak: The greatest number of them since the last request.
         reserved: Money that is set aside for the calls under way.
         paid: Cost of ended calls that the database does not know yet.
-        debt: Tokens used without a permit, or, below 0, paid for and not used.
+        debt: Tokens used without a permit that the database does not know yet, or, below 0, paid for and not
+            used.
         calls: The calls that began.
     """
 
@@ -87,5 +92,5 @@ class UsedAmounts:
     peak: int = 0
     reserved: int = 0
     paid: int = 0
-    debt: float = 0.0
+    debt: int = 0
     calls: CallCounts = field(default_factory=CallCounts)

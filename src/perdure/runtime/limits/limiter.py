@@ -21,14 +21,15 @@ from typing import Any, TypeVar
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import limits as stored
-from perdure.errors import BadSetting, PerdureError
+from perdure.errors import BadSetting, LimitReached, PerdureError, Unavailable
+from perdure.model.budget_days import day_of
 from perdure.model.limits import MONEY, SharedLimit, drop_expired
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.limits.shares import KeyShare
-from perdure.runtime.limits.waiting_permits import Permit
+from perdure.runtime.limits.shares import KeyShare, make_budget_error
+from perdure.runtime.limits.waiting_permits import NOTHING_KNOWN, ExpectedUse, Permit
 
 _log = logging.getLogger("perdure.limits")
 _REFRESH_S = 10.0
@@ -46,6 +47,7 @@ class CallTurn:
         keys: For each limit its name, its key and who takes turns.
         counted: Names of the limits towards whose rates it was counted before.
         within: The turn of an outer call, with which it shares the places of limits that both have.
+        expected: Its expected use; nothing is known by default.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class CallTurn:
         *,
         counted: Collection[str] = (),
         within: Collection[CallTurn] = (),
+        expected: ExpectedUse = NOTHING_KNOWN,
     ) -> None:
         outer_keys = [pair for turn in within for pair in turn.keys]
         self._permits = [
-            (name, key, Permit(user, begins=name not in counted, is_nested=(name, key) in outer_keys))
+            (name, key, Permit(user, name not in counted, (name, key) in outer_keys, expected))
             for name, key, user in keys
         ]
         self._shares: list[KeyShare | None] = [None] * len(self._permits)
@@ -138,6 +141,7 @@ class Limiter:
         self._handle = handle
         self._limits: dict[str, SharedLimit] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -149,6 +153,7 @@ class Limiter:
         self._clock = DatabaseClock(lambda: self._handle.arun(ask(Now())))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._submitted: set[asyncio.Task[Any]] = set()
 
     def declare(self, limits: Mapping[str, SharedLimit]) -> None:
         """Add limits by their names.
@@ -161,22 +166,40 @@ class Limiter:
                 raise BadSetting(f"limit {name!r} is declared twice, with different amounts; declare it once")
 
     def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
-        """Run a coroutine in the loop of the limits."""
-        return asyncio.run_coroutine_threadsafe(work, self._ensure_loop())
+        """Run a coroutine in the loop of the limits, until the database is closed; then raise
+        ``Unavailable``."""
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(self._run_until_closed(work), self._ensure_loop())
+        work.close()
+        raise _closed_error()
+
+    async def _run_until_closed(self, work: Coroutine[Any, Any, R]) -> R:
+        task = asyncio.current_task()
+        if task is not None:
+            self._submitted.add(task)
+            task.add_done_callback(self._submitted.discard)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise _closed_error() from None
+            raise
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
-        """Call a function in the loop of the limits."""
-        self._ensure_loop().call_soon_threadsafe(call, *args)
+        """Call a function in the loop of the limits, unless the database is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self._ensure_loop().call_soon_threadsafe(call, *args)
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._pid != os.getpid():
-                # A forked process has no OS threads of its parent, and needs shares of its own.
-                self._reset()
-            if self._loop is None:
-                self._loop = loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(loop,), name="perdure-limits", daemon=True).start()
-            return self._loop
+        if self._pid != os.getpid():
+            # A forked process has no OS threads of its parent, and needs shares of its own.
+            self._reset()
+        if self._loop is None:
+            self._loop = loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(loop,), name="perdure-limits", daemon=True).start()
+        return self._loop
 
     async def acquire(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
         """Wait for a turn in the caller's event loop.
@@ -189,7 +212,7 @@ class Limiter:
 
         Raises:
             LimitReached: The turn did not come within that time, or a budget is used up.
-            Unavailable: The database is unavailable.
+            Unavailable: The database is unavailable, or was closed.
         """
         waiting = self.submit(turn.wait_for_all(self, tenant, within))
         try:
@@ -231,18 +254,21 @@ class Limiter:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         return share
 
-    async def is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
-        """Return True if the budget of a key is used up by the database's record; from any event loop."""
-        return await asyncio.wrap_future(self.submit(self._is_used_up(tenant, name, key)))
+    async def find_refusal(self, tenant: str, name: str, key: Mapping[str, str]) -> LimitReached | None:
+        """Return the error of a call if the budget of a key is used up by the database's record, otherwise
+        ``None``; from any event loop."""
+        return await asyncio.wrap_future(self.submit(self._find_refusal(tenant, name, key)))
 
-    async def _is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
+    async def _find_refusal(self, tenant: str, name: str, key: Mapping[str, str]) -> LimitReached | None:
         place = stored.place(tenant, self._handle.alias, name, key)
         found = await self._handle.arun(stored.read_state(place.partition))
         limit = await self._load_limit(tenant, name)
         if found is None or limit.budget is None:
-            return False
-        state = drop_expired(limit, found.state, await self._handle.arun(ask(Now())))
-        return state.spent >= limit.budget * MONEY
+            return None
+        now = await self._handle.arun(ask(Now()))
+        if drop_expired(limit, found.state, now).spent < limit.budget * MONEY:
+            return None
+        return make_budget_error(place, limit, (day_of(limit.timezone, now)[1] - now) / 1_000_000)
 
     async def _watch(self) -> None:
         """Apply amounts that are set while calls or runs wait for a limit, until none waits."""
@@ -297,9 +323,10 @@ class Limiter:
         )
 
     def close(self) -> None:
-        """Return the unused amounts of this process to the database, and end the loop."""
+        """Fail all that waits, return the unused amounts of this process to the database, and end the
+        loop."""
         with self._lock:
-            loop, self._loop = self._loop, None
+            loop, self._loop, self._is_closed = self._loop, None, True
         if loop is None or self._pid != os.getpid():
             return
         try:
@@ -309,10 +336,15 @@ class Limiter:
         loop.call_soon_threadsafe(loop.stop)
 
     async def _close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        tasks = [*self._submitted, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(share.close() for share in list(self._shares.values())))
+
+
+def _closed_error() -> Unavailable:
+    return Unavailable("the database is closed; open it again with perdure.connect")
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

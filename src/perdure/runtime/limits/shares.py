@@ -34,6 +34,8 @@ _PAUSE_S = 0.02
 """Minimum seconds between two requests."""
 _USED_UP_S = 1.0
 """Seconds after which an exhausted budget is checked again, as it may have been raised."""
+_LOOK_S = 5.0
+"""Seconds after which other amounts are requested again, as the key may have been reset."""
 _SOON_S = 0.25
 """Seconds within which a permit counts as available at once."""
 _FIRST_TOKENS = 1000
@@ -88,7 +90,7 @@ class KeyShare:
         self.limit = limit
         self._calls = self._make_permits(limit.interval_us, limit.burst_size)
         self._tokens = self._make_permits(limit.token_interval_us, limit.token_burst)
-        self._held.next_request_at = 0.0
+        self._held.next_request_at = self._held.more_at = 0.0
         self._wake.set()
 
     @property
@@ -119,7 +121,7 @@ class KeyShare:
         """
         permit.began = self._loop.time()
         if self._held.day_ends is not None and permit.began < self._held.next_request_at:
-            raise self._budget_error(self._held.day_ends - permit.began)
+            raise make_budget_error(self.at, self.limit, self._held.day_ends - permit.began)
         permit.turn = self._loop.create_future()
         self._waiting.add(permit, has_places=self.limit.concurrency is not None)
         self._grant()
@@ -162,18 +164,15 @@ class KeyShare:
 
     def refusal(self, permit: Permit | None = None) -> LimitReached:
         """Return the error for a call that does not wait any longer."""
-        again = self._held.next_request_at
+        again = self._held.more_at
+        # Permits are granted before the moments from which they are valid: the call has to wait for its own.
         if self.limit.rate is not None and (permit is None or permit.begins):
-            # Permits are granted before the moments from which they are valid: the call has to wait for its
-            # own.
             again = max(again, self._calls.find_moment() or again + HORIZON_S)
+        if self.limit.tokens is not None:
+            again = max(again, self._tokens.find_moment() or again + HORIZON_S)
         after = max(0.05, again - self._loop.time())
-        text = f"limit {self.at.limit!r}{self._describe_key()} is reached; try again in {after:.1f} s"
+        text = f"{_describe(self.at)} is reached; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
-
-    def _describe_key(self) -> str:
-        """Return the key as it follows the limit's name in errors."""
-        return "".join(f" of {what} {name!r}" for what, name in self.at.key.items())
 
     def drop(self, permit: Permit) -> None:
         """Release a permit, or remove it from the queue."""
@@ -206,11 +205,13 @@ class KeyShare:
             use.paid += cost
             held.money -= cost
             held.dearest = max(held.dearest, cost)
-        if tokens is not None and self.limit.tokens is not None:
-            # Unused tokens may be used later, but not more than a burst.
-            use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
+        if not is_used:
+            use.debt -= permit.tokens
+        elif tokens is not None and self.limit.tokens is not None:
+            use.debt += tokens - permit.tokens
             mean = held.mean_tokens or tokens
             held.mean_tokens = mean + _WEIGHT * (tokens - mean)
+            self._pay_debt()
         # Waiting calls continue at once, even during a request to the database.
         self._grant()
         self._start()
@@ -246,7 +247,12 @@ class KeyShare:
 
     def _is_over(self) -> bool:
         held, use = self._held, self._use
-        return not (self._waiting or use.places or use.paid or held.places or held.money)
+        return not (self._waiting or use.places or held.places or held.money or self._has_news)
+
+    @property
+    def _has_news(self) -> bool:
+        """True if the database does not know all that ended calls used."""
+        return self._use.paid > 0 or self._count_owed_tokens() != 0
 
     # Granting
 
@@ -262,14 +268,14 @@ class KeyShare:
         if takes_permit and not self._is_ready(self._calls, 1, now):
             return False
         if limit.tokens is not None:
-            tokens, owed = self._estimate(), self._pay_owed_tokens(now)
+            tokens, owed = self._estimate(permit), self._count_needed_tokens(permit)
             if use.debt > 0 or (owed and not self._is_ready(self._tokens, owed, now)):
                 return False
         if limit.concurrency is not None and not permit.is_nested and not self._has_place(now):
             return False
         money = 0
         if limit.budget is not None:
-            found = self._choose_money(now)
+            found = self._choose_money(permit, now)
             if found is None:
                 return False
             money = found
@@ -280,6 +286,7 @@ class KeyShare:
         if limit.tokens is not None:
             self._tokens.use(owed)
             use.debt += tokens - owed
+            self._pay_debt()
         use.places += not permit.is_nested
         use.peak = max(use.peak, use.places)
         use.reserved += money
@@ -293,58 +300,80 @@ class KeyShare:
         moment = permits.find_moment(number)
         return moment is not None and moment <= now
 
-    def _estimate(self) -> int:
+    def _estimate(self, permit: Permit) -> int:
         mean = self._held.mean_tokens or min(_FIRST_TOKENS, self.limit.token_burst)
-        return max(1, round(mean))
+        return max(1, round(mean), permit.expected.tokens)
 
-    def _pay_owed_tokens(self, now: float) -> int:
-        """Pay owed tokens with available ones, which would lapse otherwise, and return how many have to be
-        available for a call to begin. This is at most half a burst, as it is not certain that more
-        accumulate; the call owes the rest."""
-        use, burst = self._use, self.limit.token_burst
-        self._tokens.lapse(now)
-        if use.debt > 0 and (paid := min(self._tokens.count_ready(now), math.ceil(use.debt))):
+    def _pay_debt(self) -> None:
+        """Pay owed tokens with permits, which no other call uses then."""
+        self._tokens.lapse(self._loop.time())
+        if paid := min(len(self._tokens), max(0, self._use.debt)):
             self._tokens.use(paid)
-            use.debt -= paid
-        if use.debt > 0:
-            return 1
-        return max(0, math.ceil(min(self._estimate() + use.debt, max(1, burst // 2))))
+            self._use.debt -= paid
+
+    def _count_owed_tokens(self) -> int:
+        """Return how many tokens the database has to know as owed, or, below 0, as not owed any more. Up to a
+        burst of unused ones is kept for later calls."""
+        debt = self._use.debt
+        if -self.limit.token_burst <= debt <= 0:
+            return 0
+        return debt
+
+    def _count_needed_tokens(self, permit: Permit) -> int:
+        """Return how many tokens have to be available for a call to begin. This is at most half a burst, as
+        it is not certain that more accumulate; the call owes the rest."""
+        burst = self.limit.token_burst
+        return max(0, min(self._estimate(permit) + max(self._use.debt, -burst), burst // 2))
 
     def _has_place(self, now: float) -> bool:
         held = self._held
         return self._use.places < min(held.places, held.allotted) and now < held.until - _MARGIN_S
 
-    def _choose_money(self, now: float) -> int | None:
+    def _choose_money(self, permit: Permit, now: float) -> int | None:
         """Return the amount of money that a call reserves, ``None`` if there is too little."""
         held, use = self._held, self._use
         if now >= held.until - _MARGIN_S:
             return None
-        if held.dearest and held.money - use.reserved >= held.dearest:
-            return held.dearest
+        need = self._choose_reserve(permit)
+        if held.dearest and held.money - use.reserved >= need:
+            return need
         if held.may_exceed and held.money > 0 and not use.reserved:
             return held.money
         return None
+
+    def _choose_reserve(self, permit: Permit) -> int:
+        """Return the amount of money to set aside for a call."""
+        if self._held.dearest:
+            return max(self._held.dearest, permit.expected.least)
+        return permit.expected.likely
 
     # Requests
 
     def _needs_request(self, now: float) -> bool:
         held, use, limit = self._held, self._use, self.limit
-        if now >= held.renew_at and (held.places or held.money or use.paid):
+        if now >= held.renew_at and (held.places or held.money or self._has_news):
+            return True
+        is_dearer = limit.budget is not None and held.dearest > held.stored_dearest
+        if is_dearer or use.debt > limit.token_burst // 2:
+            # A call used more than was expected of it: other processes learn it at once.
             return True
         if limit.concurrency is not None and use.places < held.places and held.places > held.allotted:
             return True
         if limit.of == "run" and held.places > use.places + self.waiting_count:
             return True
-        if not self._waiting or now < held.next_request_at:
+        permit = self._waiting.find_first()
+        if permit is None or now < held.next_request_at:
             return False
         if limit.rate is not None and self._runs_out(self._calls, self._count_wanted(now), now):
             return True
-        if limit.tokens is not None and self._runs_out(self._tokens, self._count_wanted_tokens(now), now):
+        if limit.tokens is not None and self._runs_out(
+            self._tokens, self._count_wanted_tokens(permit, now), now
+        ):
             return True
         is_short = limit.concurrency is not None and not self._has_place(now)
         if is_short and (self._wants_more() or now >= held.frees_at):
             return True
-        return limit.budget is not None and self._choose_money(now) is None
+        return limit.budget is not None and self._choose_money(permit, now) is None
 
     def _wants_more(self) -> bool:
         """Return True if this process would use more places than it requested last."""
@@ -359,24 +388,23 @@ class KeyShare:
     def _count_wanted(self, now: float) -> int:
         return math.ceil(max(self.waiting_count, self._use.calls.advance(now) * HORIZON_S))
 
-    def _count_wanted_tokens(self, now: float) -> int:
-        wanted = self._count_wanted(now) * self._estimate() + self._use.debt
-        return max(1, math.ceil(wanted))
+    def _count_wanted_tokens(self, permit: Permit, now: float) -> int:
+        return max(1, self._count_wanted(now) * self._estimate(permit) + min(0, self._use.debt))
 
     def _find_next_time(self, now: float) -> float | None:
         """Return the time at which a permit may be granted, or a request is due."""
         held, limit = self._held, self.limit
         times: list[float] = []
-        if held.places or held.money or self._use.paid:
+        if held.places or held.money or self._has_news:
             times.append(held.renew_at)
-        if self._waiting:
+        if (permit := self._waiting.find_first()) is not None:
             if held.next_request_at > now:
                 times.append(held.next_request_at)
             times.append(held.frees_at)
             if limit.rate is not None:
                 times += self._list_times(self._calls, 1, now)
             if limit.tokens is not None:
-                times += self._list_times(self._tokens, max(1, self._pay_owed_tokens(now)), now)
+                times += self._list_times(self._tokens, max(1, self._count_needed_tokens(permit)), now)
         soonest = min((each for each in times if each < math.inf), default=None)
         if soonest is None:
             return None
@@ -389,11 +417,14 @@ class KeyShare:
 
     def _make_demand(self, now: float) -> Demand:
         limit, held, use = self.limit, self._held, self._use
-        wanted = tokens = 0
+        permit = self._waiting.find_first()
+        wanted = tokens = next_cost = 0
         if limit.rate is not None:
             wanted = self._count_wanted(now)
-        if limit.tokens is not None and self._waiting:
-            tokens = self._count_wanted_tokens(now)
+        if limit.tokens is not None and permit is not None:
+            tokens = self._count_wanted_tokens(permit, now)
+        if permit is not None:
+            next_cost = self._choose_reserve(permit)
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
@@ -409,6 +440,8 @@ class KeyShare:
             needs_money=limit.budget is not None and bool(self._waiting),
             dearest=held.dearest,
             mean_tokens=held.mean_tokens,
+            next_cost=next_cost,
+            owed_tokens=self._count_owed_tokens(),
         )
 
     def _count_wanted_places(self) -> int:
@@ -433,7 +466,7 @@ class KeyShare:
             if now - since > _UNAVAILABLE_S:
                 self._waiting.fail(error)
             pause = min(2.0, 0.1 + (now - since) / 2) * (0.5 + spread())
-            self._held.next_request_at = now + pause
+            self._held.next_request_at = self._held.more_at = now + pause
             self._held.renew_at = now + pause
             await asyncio.sleep(pause)
         else:
@@ -465,10 +498,12 @@ class KeyShare:
             held.known = (taken.document,)
         held.last_at = now
         use.paid -= demand.paid
+        use.debt -= demand.owed_tokens
         held.places, held.allotted, held.asked = share.places, share.allotted, demand.wants
-        held.dearest = max(share.dearest, held.dearest)
+        held.dearest, held.stored_dearest = max(share.dearest, held.dearest), share.dearest
         held.mean_tokens = held.mean_tokens or share.mean_tokens
-        is_short = not share.dearest or share.money < demand.reserved + share.dearest
+        need = max(share.dearest, demand.next_cost)
+        is_short = not share.dearest or share.money < demand.reserved + need
         held.may_exceed = share.money > 0 and not demand.reserved and is_short
         held.money = share.money - use.paid
         held.until = asked_at + (share.until - now) / 1_000_000
@@ -476,36 +511,47 @@ class KeyShare:
         pause = 0.0
         if share.again is not None:
             pause = (share.again - now) / 1_000_000
-        held.next_request_at = asked_at + max(_PAUSE_S, pause)
+        held.more_at = asked_at + max(_PAUSE_S, pause)
+        held.next_request_at = min(held.more_at, asked_at + _LOOK_S)
         held.frees_at = math.inf
         if share.frees_at is not None:
             held.frees_at = asked_at + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
             permits.add(asked_at + (span.start - now) / 1_000_000, span.size)
+        self._pay_debt()
         held.day_ends = None
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
             held.day_ends, held.next_request_at = asked_at + after, asked_at + min(after, _USED_UP_S)
-            self._waiting.fail(self._budget_error(after))
-
-    def _budget_error(self, after: float) -> LimitReached:
-        text = (
-            f"limit {self.at.limit!r}{self._describe_key()}: the budget of {self.limit.budget:g} per day is "
-            f"used up; it is available again in {after:.0f} s"
-        )
-        kind = LimitPending if self.limit.at_end == "wait" else LimitReached
-        return kind(text, self.at.limit, after)
+            self._waiting.fail(make_budget_error(self.at, self.limit, after))
 
     async def close(self) -> None:
-        """Return the unused amounts of this process to the database."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Return the unused amounts of this process to the database, once no permit waits."""
+        # A request that is under way ends first: what it reports would count twice.
+        async with self._asking:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
         self._use.peak = self._use.places
-        if self._held.places or self._held.money or self._use.paid:
+        if self._held.places or self._held.money or self._has_news:
             try:
                 await self._request()
             except PerdureError:
                 # The lease ends by itself.
                 return
+
+
+def make_budget_error(at: LimitPlace, limit: SharedLimit, after: float) -> LimitReached:
+    """Return the error of a call whose budget is used up, and begins anew ``after`` so many seconds."""
+    text = (
+        f"{_describe(at)}: the budget of {limit.budget:g} per day is used up; it is available again in "
+        f"{after:.0f} s"
+    )
+    kind = LimitPending if limit.at_end == "wait" else LimitReached
+    return kind(text, at.limit, after)
+
+
+def _describe(at: LimitPlace) -> str:
+    """Return a limit's name and key as errors begin with them."""
+    return f"limit {at.limit!r}" + "".join(f" of {what} {name!r}" for what, name in at.key.items())

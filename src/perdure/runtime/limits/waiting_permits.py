@@ -5,6 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ExpectedUse(NamedTuple):
+    """Use of a call as far as it is known before it begins; each is 0 if unknown.
+
+    Attributes:
+        tokens: Tokens of its prompt.
+        least: Cost of its prompt in millionths of the currency.
+        likely: Cost of its prompt and of an answer, which is assumed while no cost of a call is known.
+    """
+
+    tokens: int = 0
+    least: int = 0
+    likely: int = 0
+
+
+NOTHING_KNOWN = ExpectedUse()
 
 
 @dataclass(eq=False, slots=True)
@@ -15,6 +33,7 @@ class Permit:
         user: The user who takes turns with others.
         begins: False if the call was counted towards the rate before.
         is_nested: True for a call within another one that holds a place of the limit: both share that place.
+        expected: Its expected use.
         is_granted: True from its turn until it is released.
         is_dropped: True if it is not awaited any more.
         turn: Done when its turn has come.
@@ -28,6 +47,7 @@ class Permit:
     user: str = ""
     begins: bool = True
     is_nested: bool = False
+    expected: ExpectedUse = NOTHING_KNOWN
     is_granted: bool = False
     is_dropped: bool = False
     turn: asyncio.Future[None] | None = None

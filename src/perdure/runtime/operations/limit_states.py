@@ -6,6 +6,7 @@ The states are those that the processes stored last, at most about a second ago.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from perdure.engine import limits as stored
 from perdure.engine.limits import KeyState
 from perdure.errors import BadSetting, NotFound
 from perdure.model.budget_days import day_of
-from perdure.model.limits import MONEY, RateLeft, SharedLimit, compute_rate_left, drop_expired
+from perdure.model.limits import MONEY, SharedLimit, drop_expired, find_earliest, find_next_token
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -111,13 +112,14 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
         entry["concurrency"] = {"most": limit.concurrency, "used": used}
         shares.append(used / limit.concurrency)
     if limit.rate is not None:
-        left = compute_rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
-        entry["rate"] = {"most": limit.rate, **_describe_left(left, limit.burst_size, now)}
-        shares.append(1 - left.now / limit.burst_size)
+        left = _describe_left(state.next_call, limit.interval_us, limit.burst_size, now)
+        entry["rate"] = {"most": limit.rate, **left}
+        shares.append(1 - left["left"] / limit.burst_size)
     if limit.tokens is not None:
-        left = compute_rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
-        entry["tokens"] = {"most": limit.tokens, **_describe_left(left, limit.token_burst, now)}
-        shares.append(1 - left.now / limit.token_burst)
+        moment = find_next_token(limit, state)
+        left = _describe_left(moment, limit.token_interval_us, limit.token_burst, now)
+        entry["tokens"] = {"most": limit.tokens, **left}
+        shares.append(1 - left["left"] / limit.token_burst)
     if limit.budget is not None:
         spent, held = state.spent / MONEY, sum(part.money for _, part in parts) / MONEY
         entry["budget"] = {
@@ -135,8 +137,12 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     return entry
 
 
-def _describe_left(left: RateLeft, burst: int, now: int) -> dict[str, Any]:
-    return {"burst": burst, "left": left.now, "next_at": None if left.at <= now else left.at}
+def _describe_left(moment: int, interval: float, burst: int, now: int) -> dict[str, Any]:
+    """Describe the rest of a rate whose next permit has the moment ``moment``."""
+    start = max(moment, find_earliest(now, interval, burst))
+    if start > now:
+        return {"burst": burst, "left": 0, "next_at": start}
+    return {"burst": burst, "left": math.floor((now - start) / interval) + 1, "next_at": None}
 
 
 async def set_amounts(

@@ -31,7 +31,7 @@ from perdure.langgraph.reading.readable_states import (
 )
 from perdure.model.arguments import read_mapping
 from perdure.model.model_calls import Prices
-from perdure.model.runs.messages import DONE, WAITING
+from perdure.model.runs.messages import DONE, LIMIT, WAITING
 from perdure.model.runs.payloads import COMMAND, RESUME
 from perdure.model.runs.waits import Waits
 from perdure.model.write_records import INTERRUPT
@@ -118,8 +118,10 @@ async def attempt(
         MissingStart: The checkpoint to start from is not stored.
     """
     options = Options.read(held.messages[0].options)
-    if views.limits is not None and (cheaper := await views.limits.find_cheaper_model()) is not None:
-        options = _with_model(options, cheaper)
+    if views.limits is not None:
+        await views.limits.require_budget(held.run.note.get(LIMIT))
+        if (cheaper := await views.limits.find_cheaper_model()) is not None:
+            options = _with_model(options, cheaper)
     tenant = held.partition.tenant
     making = graphs.open(
         held.run.graph,

@@ -10,7 +10,7 @@ from perdure.engine.queue.events import Event
 from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.model.ops import Put
 from perdure.model.records import Partition
-from perdure.model.runs.messages import NODE, TRACEBACK
+from perdure.model.runs.messages import LIMIT, NODE, TRACEBACK
 from perdure.model.runs.waits import WAITS
 from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.notifications import STORED
@@ -83,7 +83,8 @@ class RunBuffers:
         if buffer is None:
             return None, []
         await buffer.flush()
-        shown = {name: value for name, value in ending.note.items() if name not in (TRACEBACK, NODE, WAITS)}
+        hidden = (TRACEBACK, NODE, LIMIT, WAITS)
+        shown = {name: value for name, value in ending.note.items() if name not in hidden}
         last, puts = buffer.make_end({"run_id": held.run.id, "state": ending.state, **shown})
         if puts:
             kept_us = round(self._context.settings.keep_events * 1_000_000)

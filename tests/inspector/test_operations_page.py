@@ -20,12 +20,11 @@ from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine.retention.old_counts import DAY_US, SIZES, partition_of
 from perdure.inspector.access import LocalAccess
 from perdure.model.ops import Commit, Put
 from perdure.model.records import DOCUMENT
 from perdure.runtime import Runtime, Settings
-from perdure.runtime.activity import partition_of
-from perdure.runtime.size_samples import DAY_US, SIZES
 from tests.backends import EMPTY
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID

@@ -16,6 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from perdure.database.base import handle_of
+from perdure.engine.retention.old_counts import DAY_US, DAYS, HOUR_US, HOURS, MINUTES, SIZES, partition_of
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Fetch, Now, Put, Range
 from perdure.model.program import Effect
@@ -23,16 +24,11 @@ from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Agent, Price, Runtime, activity, sleep
 from perdure.runtime.activity import (
     BOUNDS_S,
-    DAYS,
-    HOURS,
     LENGTHS,
-    MINUTES,
     find_latency_bucket,
-    partition_of,
 )
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import growth, overview
-from perdure.runtime.size_samples import DAY_US, SIZES
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.order import ThreadListing
 from perdure.storage.port import Driver
@@ -295,7 +291,7 @@ def test_an_outage_is_reported_and_counts_stay(near: Storage, monkeypatch: pytes
 def test_old_counts_are_removed_and_many_names_are_joined(memory: Storage, talk: Talk) -> None:
     handle = handle_of(memory.database())
     now = int(memory.driver.perform(Now()))
-    ago = {MINUTES: 3 * activity.HOUR_US, HOURS: 27 * activity.HOUR_US}
+    ago = {MINUTES: 3 * HOUR_US, HOURS: 27 * HOUR_US}
     old = tuple(
         Put(DOCUMENT, (name, f"{n}:old"), {"updated_at": now - at - n}, b"{}", version=1)
         for name, at in ago.items()
@@ -325,7 +321,7 @@ def test_counts_stay_where_they_are_if_the_clock_is_set(
         database, line = near.open()
         async with working(database, answering(), settings=ONCE) as runtime:
             await said(runtime, "a", "boom", "ada")
-            line.ahead_us = 30 * activity.HOUR_US
+            line.ahead_us = 30 * HOUR_US
             await said(runtime, "b", "boom", "ada")
             line.ahead_us = 0
             await said(runtime, "c", "boom", "ada")

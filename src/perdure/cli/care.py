@@ -76,6 +76,7 @@ def run_(
 
     The policy is that of the flags, or without them of the table "retention" in perdure.toml and
     PERDURE_RETENTION_*. A thread for which that table names another policy keeps it.
+    Messages that ended go as well if runtime.keep is set.
     Safe beside live runs, and to interrupt: the next sweep continues. One process sweeps a database at a
     time; another one exits with code 0 and changes nothing.
     """
@@ -198,6 +199,7 @@ def _sweep_once(
             share=1.0 if dry_run else settings.share,
             on_step=report_nothing if as_json else _make_progress_printer(),
             rules=settings.rules,
+            keep=settings.keep,
         )
         swept = database.apply_retention(options)
     if swept is None:

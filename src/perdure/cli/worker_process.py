@@ -111,7 +111,12 @@ async def _run_worker(
                     config, scope, (database, store), agents, reply_channels, observers, name=name
                 )
                 retention = config.retention
-                options = RetentionOptions(all_tenants=scope.all_tenants, owner=name, share=retention.share)
+                options = RetentionOptions(
+                    all_tenants=scope.all_tenants,
+                    owner=name,
+                    share=retention.share,
+                    keep=config.settings.keep,
+                )
                 sweeps = RetentionLoop(
                     database, Observers(observers), every=retention.every, options=options, store=store
                 )

@@ -17,12 +17,13 @@ _FIELDS = ("keep_last", "keep_for", "idle", "keep_tagged")
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """Checked settings of retention: the policies, the seconds between two sweeps, and the share of its time
-    for which a sweep works."""
+    """Checked settings of retention: the policies, the seconds between two sweeps, the share of its time
+    for which a sweep works, and ``runtime.keep`` if it is given."""
 
     rules: RetentionRules
     every: float
     share: float
+    keep: float | None = None
 
 
 def read_retention(
@@ -64,7 +65,8 @@ def read_retention(
     every = parse_duration(configuration["retention.every"]) / 1_000_000
     if ttl is not None:
         every = min(every, 60 * ttl.sweep_interval_minutes)
-    return RetentionSettings(rules, every, configuration["retention.share"])
+    keep = configuration.select_given("runtime.").get("keep")
+    return RetentionSettings(rules, every, configuration["retention.share"], keep)
 
 
 def thread_ttl(configuration: ResolvedConfig) -> ThreadTtl | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from perdure.engine import session_histories
 from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.items import items
-from perdure.engine.retention import orphaned_records, sweep
+from perdure.engine.retention import server_records, sweep
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.retention.thread_expiry import Clocks
 from perdure.engine.transact import Budget
@@ -57,6 +57,8 @@ class RetentionOptions:
         share: the share of its time for which it works, above 0 and at most 1; the rest it waits.
         on_step: called with the progress after each step.
         rules: the policies; by default those of the database.
+        keep: seconds for which the outcome of a message is remembered, as ``Settings.keep`` of the runtimes
+            of this database; ``None`` leaves ended messages to the next runs of their threads.
 
     Raises:
         ValueError: the share is out of range.
@@ -68,6 +70,7 @@ class RetentionOptions:
     share: float = 0.05
     on_step: Callable[[RetentionProgress], None] = report_nothing
     rules: RetentionRules | None = None
+    keep: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -108,7 +111,8 @@ class Sweeper:
         self._owner = options.owner or secrets.token_hex(8)
         whose = None if options.all_tenants else tenant
         limits = Budget(driver.limits.ops, driver.limits.bytes)
-        self._terms = RetentionTerms(options.rules or rules, digest, limits, whose, options.dry_run)
+        keep_us = None if options.keep is None else _to_microseconds(options.keep)
+        self._terms = RetentionTerms(options.rules or rules, digest, limits, whose, options.dry_run, keep_us)
 
     def run(self, steps: Steps[R]) -> R:
         """Return the result of steps, blocking. After Ctrl-C, or an error of another kind than
@@ -138,15 +142,15 @@ class Sweeper:
         return step.result
 
     def apply(self) -> Steps[RetentionResult | None]:
-        """Look at every thread once, then at records that threads left behind, then at expired items; the
-        result is ``None`` if another process sweeps."""
+        """Look at every thread once, then at what is stored of tenants and chats outside of threads, then at
+        expired items; the result is ``None`` if another process sweeps."""
         saved: _Saved | None = yield self._begin()
         while saved is not None and not saved.progress.is_over:
             yield saved.pause
             saved = yield self._step(saved.progress, saved.version)
         if saved is None:
             return None
-        yield from self._remove_orphans()
+        yield from self._remove_left()
         return replace(saved.progress.last, items=(yield from self.remove_items()))
 
     def apply_to(self, partition: Partition) -> Steps[RetentionResult]:
@@ -167,20 +171,20 @@ class Sweeper:
             removed += yield from self._pace(program)
         return removed
 
-    def _remove_orphans(self) -> Steps[None]:
-        """Remove what is stored, outside of threads, of threads that do not exist any more."""
+    def _remove_left(self) -> Steps[None]:
+        """Remove what is stored, outside of threads, of threads that do not exist any more or for a time that
+        is over."""
         if self._terms.dry_run or self._terms.rules.only_default:
             return
-        tenants: list[str] = yield orphaned_records.list_tenants(self._terms.tenant)
-        for tenant in tenants:
+        places: list[Partition] = yield server_records.list_places(self._terms.tenant)
+        for place in places:
             after: str | None = ""
             while after is not None:
-                after = yield from self._pace(self._remove_copies(tenant, after))
-            yield from self._pace(orphaned_records.remove_crons(tenant))
+                after = yield from self._pace(self._remove_from_place(place, after))
 
-    def _remove_copies(self, tenant: str, after: str) -> Program[str | None]:
+    def _remove_from_place(self, place: Partition, after: str) -> Program[str | None]:
         now = yield from ask(Now())
-        return (yield from orphaned_records.remove_copies(tenant, after, now, self._terms.budget))
+        return (yield from server_records.remove_from(place, after, now, self._terms.budget))
 
     def _pace(self, program: Program[S]) -> Steps[S]:
         """Run a program, and wait for the rest of its share of the time."""

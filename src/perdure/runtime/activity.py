@@ -15,29 +15,29 @@ from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import Ending, HeldRun
+from perdure.engine.retention.old_counts import (
+    DAY_US,
+    DAYS,
+    HOUR_US,
+    HOURS,
+    MINUTES,
+    partition_of,
+    remove_old,
+)
 from perdure.errors import PerdureError
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.ops import Commit, Delete, Fetch, Put, Range
+from perdure.model.ops import Commit, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
+from perdure.model.records import DOCUMENT, INTERNAL
 from perdure.model.runs.messages import FAILED, Run, encode, replace_surrogates
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
-from perdure.runtime.size_samples import DAY_US, SIZES, SizeSamples
+from perdure.runtime.size_samples import SizeSamples
 from perdure.runtime.threads.user_and_title import user_of_options
 
-MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
-MINUTES, HOURS, DAYS = "minute", "hour", "day"
-"""Collections of documents. A document is named by the start of its time, its process and a number."""
-LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US, DAYS: DAY_US}
-KEEP_US: Mapping[str, int] = {
-    MINUTES: 2 * HOUR_US,
-    HOURS: 26 * HOUR_US,
-    DAYS: 32 * DAY_US,
-    SIZES: 92 * DAY_US,
-}
-"""Time for which the documents of a collection are kept. Those of days are kept for longer than
-a month, within which deleted users must be forgotten, so they name no user."""
+LENGTHS: Mapping[str, int] = {MINUTES: 60_000_000, HOURS: HOUR_US, DAYS: DAY_US}
+"""Lengths of the times that are counted, in microseconds, by the collections of their documents. A document
+is named by the start of its time, its process and a number."""
 BOUNDS_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
     *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
@@ -53,17 +53,10 @@ _NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20, "models": 30}
 _VERSIONS_MAX = 5
 """Versions of one graph that are counted in one minute, hour or day."""
 _NAME_MAX = 100
-_REMOVED_MAX = 90
 _TENANTS_MAX = 10
 """Maximum number of tenants whose counts are stored at a time, which limits the commits."""
 _CLEANED_MAX = 10_000
 _STORED_MAX = 50
-_PLACE = "activity"
-
-
-def partition_of(tenant: str) -> Partition:
-    """Return the partition with the counts of a tenant."""
-    return Partition(tenant, _PLACE, SERVER)
 
 
 def find_latency_bucket(micros: int) -> int:
@@ -323,19 +316,9 @@ class ActivityCounts:
                 raise
         if self._cleaned.get(tenant) != now // HOUR_US:
             self._cleaned[tenant] = now // HOUR_US
-            yield from _remove_old(partition, now)
+            yield from remove_old(tenant, now, self._database.budget)
 
     def _put(self, collection: str, counts: _Counts) -> Put:
         key = (collection, f"{counts.start}:{self._owner}:{counts.number}")
         body = encode(counts.body, "document")
         return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.draw_version())
-
-
-def _remove_old(partition: Partition, now: int) -> Program[None]:
-    """Remove the oldest documents that are no longer kept, a limited number at a time."""
-    for collection, kept_us in KEEP_US.items():
-        oldest = Range(DOCUMENT, (collection,), by="updated_at", limit=_REMOVED_MAX, bodies=False)
-        (records,) = yield from ask(Fetch(partition, (oldest,)))
-        old = [Delete(DOCUMENT, each.key) for each in records if each.fields["updated_at"] < now - kept_us]
-        if old:
-            yield from ask(Commit(partition, tuple(old)))

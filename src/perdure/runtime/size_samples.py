@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
+from perdure.engine.retention.old_counts import DAY_US, SIZES
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Expect
 from perdure.model.records import Partition
 from perdure.runtime.threads.order import ThreadListing
 
-SIZES = "size"
-"""Collection of the samples. A sample is named by the beginning of its day."""
-DAY_US = 86_400_000_000
 _TENANTS_MAX = 10_000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,12 +19,29 @@ from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, R
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import Delete, Fetch, Range
-from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
-from perdure.storage.port import Capabilities, run
+from perdure.model.program import Program
+from perdure.model.records import (
+    BLOB,
+    CHECKPOINT,
+    CHUNK,
+    DEDUPE,
+    EFFECT,
+    INBOX,
+    OUTBOX,
+    PACK,
+    RUN,
+    WRITE,
+    Partition,
+)
+from perdure.runtime.worker.delivery import Channel
+from perdure.storage.port import WrappingDriver, run
 from tests import houses
+from tests.backends import BACKENDS
 from tests.houses import seen
 from tests.langgraph import graphs
 from tests.langgraph.session import config
+from tests.runtime.graphs import Storage, Talk, go, working
+from tests.runtime.graphs import stored as stored_on
 
 DAY_US = 86_400_000_000
 
@@ -259,26 +277,74 @@ def test_one_process_sweeps_until_its_lease_is_over(db: perdure.SyncDatabase) ->
     assert handle_of(db).run(sweep.read_progress(None))[0].owner == "two"
 
 
-def test_a_thread_with_nothing_to_remove_costs_two_requests(db: perdure.SyncDatabase) -> None:
-    talk(db, "a", 3)
+def requests_of(db: perdure.SyncDatabase, program: Program[Any]) -> list[Any]:
+    """Run a program, and return its requests."""
     asked: list[Any] = []
 
-    class Recording:
-        capabilities = Capabilities()
-
-        limits = handle_of(db).limits
-
+    class Recording(WrappingDriver):
         def perform(self, effect: Any) -> Any:
             asked.append(effect)
-            return handle_of(db).driver.perform(effect)
+            return self._inner.perform(effect)
 
-        async def aperform(self, effect: Any) -> Any:
-            raise AssertionError
+    run(program, Recording(handle_of(db).driver))
+    return asked
 
-        def close(self) -> None:
-            """Leave the database open."""
 
-    program = sweep.visit(Partition("", "a"), terms(db, rules(keep_last=50, idle="90d")), now())
-    run(program, Recording())
+def test_a_thread_with_nothing_to_remove_costs_two_requests(db: perdure.SyncDatabase) -> None:
+    talk(db, "a", 3)
+    asked = requests_of(
+        db, sweep.visit(Partition("", "a"), terms(db, rules(keep_last=50, idle="90d"), keep_us=1), now())
+    )
     assert len(asked) == 2
     assert all(isinstance(effect, Fetch) for effect in asked)
+
+
+@pytest.fixture(params=BACKENDS)
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    with stored_on(request.param) as storage:
+        yield storage
+
+
+QUEUE = (INBOX, DEDUPE, RUN, OUTBOX, EFFECT)
+
+
+def test_what_has_ended_goes_from_threads_at_rest(storage: Storage) -> None:
+    """Their next run would remove it, and may never come."""
+    database = storage.database()
+
+    async def main() -> None:
+        async with working(database, Talk().graph, channels={"post": Channel(send)}) as runtime:
+            for n in range(3):
+                ticket = await runtime.submit(
+                    "withdrawn", {"messages": ["secret"]}, delay=3600, dedupe_key=str(n)
+                )
+                assert await runtime.cancel("withdrawn", ticket.id)
+                await runtime.wait(ticket)
+            for text in ("a", "b"):
+                await runtime.wait(await runtime.accept("answered", text, channel="post"))
+            await runtime.wait(await runtime.accept("single", "a"))
+            await runtime.submit("withdrawn", {"messages": ["later"]}, delay=3600)
+
+    async def send(*_: Any) -> None:
+        """Send nothing."""
+
+    go(main())
+    before = {name: storage.rows(name, *QUEUE) for name in ("withdrawn", "answered", "single")}
+    for keep_us, dry_run in ((DAY_US, False), (1, True)):
+        how = terms(database, rules(keep_last=50), keep_us=keep_us, dry_run=dry_run)
+        for name, rows in before.items():
+            handle_of(database).run(sweep.visit(Partition("", name), how, now(0.5)))
+            assert storage.rows(name, *QUEUE) == rows, "it is kept for longer, or it is a dry run"
+    how = terms(database, rules(keep_last=50), keep_us=1)
+    for name in before:
+        handle_of(database).run(sweep.visit(Partition("", name), how, now(0.5)))
+        left = Counter(row.kind.name for row in storage.rows(name, *QUEUE))
+        assert (left["inbox"], left["run"]) == (1, 1), "the newest run stays"
+        assert left["dedupe"] <= 1
+        assert left["outbox"] == (name == "answered")
+        assert database.fsck(name) == []
+        first, second = (
+            requests_of(database, sweep.visit(Partition("", name), each, now(0.5)))
+            for each in (how, replace(how, keep_us=None))
+        )
+        assert len(first) == len(second), "what stays costs no further request"

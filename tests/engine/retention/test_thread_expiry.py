@@ -38,6 +38,7 @@ AT_REST = ExpiryFacts(
     has_head=True,
     generation=1,
     has_document=True,
+    ended_at=None,
 )
 
 

@@ -16,7 +16,7 @@ from perdure.database.base import handle_of
 from perdure.engine.retention import queue_retention
 from perdure.errors import Unavailable
 from perdure.model.records import DEDUPE, EFFECT, INBOX, RUN, Partition
-from perdure.model.runs.messages import DONE, FAILED, WAITING
+from perdure.model.runs.messages import DONE, FAILED, WAITING, Run
 from perdure.runtime import Runtime, effect, effects, sleep
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import at as place
@@ -112,6 +112,8 @@ def test_a_recorded_effect_is_not_repeated_at_the_target(backend: str, kind: str
         handle, later = handle_of(target), 1 << 62
         while handle.run(queue_retention.forget(HERE, later, handle.budget.ops)):
             pass
+        (newest,) = map(Run.read, rows(target, HERE, RUN))
+        assert handle.run(queue_retention.remove(HERE, newest, handle.budget.ops))
         for kept in (EFFECT, RUN, INBOX, DEDUPE):
             assert rows(target, HERE, kept) == (), kept.name
 

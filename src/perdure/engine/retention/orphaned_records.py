@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.engine.complete_reads import PAGE, list_all_partitions
+from perdure.engine.complete_reads import PAGE
 from perdure.engine.queue import crons
 from perdure.engine.retention import expiring_threads
 from perdure.engine.transact import Budget, split_into_batches
@@ -20,7 +20,7 @@ from perdure.errors import Corrupt
 from perdure.model.heads import ROOT
 from perdure.model.ops import Commit, Committed, Delete, Fetch, FindThreads, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, LANE, LISTED, OF_THREAD, SERVER, Partition, Record
+from perdure.model.records import DOCUMENT, HEAD, LANE, LISTED, OF_THREAD, Partition, Record
 from perdure.model.runs.queue import IN
 
 YOUNG_US = 60_000_000
@@ -29,12 +29,6 @@ read in full, as one without a copy."""
 
 _COLLECTION = LISTED[0]
 _DOCUMENT = Get(DOCUMENT, OF_THREAD)
-
-
-def list_tenants(tenant: str | None) -> Program[list[str]]:
-    """Return the tenants, of one or of all, that have an index of threads or crons."""
-    found = yield from list_all_partitions(tenant, SERVER)
-    return sorted({at.tenant for at in found if at in (_locate_index(at.tenant), crons.place(at.tenant))})
 
 
 def remove_copies(tenant: str, after: str, now: int, limits: Budget) -> Program[str | None]:

@@ -67,7 +67,8 @@ def forget(
 
     Messages are removed with their dedupe keys, runs and journals; replies once they are sent. Messages and
     replies that wait for an answer, were given up or are in doubt stay, and so do runs whose recorded effects
-    a later run may still need, with the replies that show their questions.
+    a later run may still need, with the replies that show their questions. The newest run of a thread stays
+    with its messages and replies: its time is that of the thread's last activity.
 
     Args:
         before: in microseconds.
@@ -99,16 +100,18 @@ def _forget_page(
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     needed = yield from _find_needed(partition, inbox, runs)
-    finished = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
+    # The last of these runs may be the newest of the thread.
+    kept = needed.union(run.key[0] for run in runs[-1:])
+    finished = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in kept]
     parts: list[Sequence[Op]] = []
     if old:
         parts += yield from _plan_message_removals(partition, old, finished)
-    sent = _select_sent(replies, before, outbox, needed)
+    sent = _select_sent(replies, before, outbox, kept)
     if not sent and len(replies) == _REPLIES and outbox.bound > replies[-1].key[0]:
         first = replies[-1].key[0]
         start = first + int(at * (outbox.bound - first))
         (replies,) = yield from ask(Fetch(partition, (_make_page(after=(start,)),)))
-        sent = _select_sent(replies, before, outbox, needed)
+        sent = _select_sent(replies, before, outbox, kept)
     parts += [[Delete(OUTBOX, reply.key, reply.version)] for reply in sent]
     if not parts:
         return 0
@@ -126,18 +129,16 @@ def _make_page(after: tuple[int] | None = None) -> Range:
     return Range(OUTBOX, after=after, limit=_REPLIES, bodies=False)
 
 
-def _select_sent(
-    replies: Sequence[Record], before: int, outbox: Lane, needed: Collection[str]
-) -> list[Record]:
+def _select_sent(replies: Sequence[Record], before: int, outbox: Lane, kept: Collection[str]) -> list[Record]:
     """Return the replies that were sent, of those accepted before a time that no delivery can still need, and
-    that are not of the needed runs."""
+    that are not of the runs that are kept."""
     return [
         reply
         for reply in replies
         if reply.fields["created_at"] < before
         and reply.key[0] <= outbox.bound
         and reply.fields["state"] == SENT
-        and reply.fields["run_id"] not in needed
+        and reply.fields["run_id"] not in kept
     ]
 
 

@@ -14,9 +14,9 @@ from operator import add
 from typing import Any
 
 from perdure.engine import documents
-from perdure.engine.retention import checkpoint_removal
+from perdure.engine.retention import checkpoint_removal, queue_retention
 from perdure.engine.retention.checkpoint_plan import keep_by
-from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, read_expiry_facts
+from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, ExpiryFacts, read_expiry_facts
 from perdure.engine.retention.thread_removal import is_unfinished, remove_expired, remove_unfinished
 from perdure.engine.threads.thread_records import read
 from perdure.engine.threads.thread_state import missing_head_error
@@ -56,6 +56,9 @@ _KEEP_MOST = 1_000_000_000
 
 _OLDEST = 16
 """Number of oldest checkpoints whose age is checked before a whole thread is read."""
+
+_ENDED_PAGES = 16
+"""Maximum number of pages of ended messages and replies that are removed from a thread in one sweep."""
 
 _LAST = "\U0010ffff" * 64
 """A name after those of all threads."""
@@ -97,6 +100,8 @@ class RetentionTerms:
     Attributes:
         tenant: the only tenant to sweep, ``None`` for all.
         dry_run: True if nothing is removed.
+        keep_us: age in microseconds up to which ended messages stay, ``None`` to leave them to the runs of
+            their threads.
     """
 
     rules: RetentionRules
@@ -104,6 +109,7 @@ class RetentionTerms:
     budget: Budget
     tenant: str | None = None
     dry_run: bool = False
+    keep_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +289,8 @@ def _find_next(
 def visit(
     partition: Partition, terms: RetentionTerms, clocks: Clocks, expired: int = 0
 ) -> Program[RetentionResult]:
-    """Apply retention to a thread: remove it if it is expired, otherwise remove the checkpoints that its
-    policy does not keep.
+    """Apply retention to a thread: remove it if it is expired, otherwise remove the messages that have ended
+    and the checkpoints that its policy does not keep.
 
     A thread with nothing to remove costs two requests. ``expired`` is the number of threads that this sweep
     has removed as expired; once it reaches the rules' limit, further threads are left to the next sweep.
@@ -314,9 +320,23 @@ def visit(
         return _UNCHANGED
     if thread.missing is not None:
         raise missing_head_error(partition, "", thread.missing)
+    yield from _forget_ended(partition, thread, terms, clocks.database)
     if decision is None or not (yield from _has_old(partition, decision, clocks.database)):
         return _UNCHANGED
     return (yield from _prune(partition, decision, terms, clocks.database))
+
+
+def _forget_ended(
+    partition: Partition, thread: ExpiryFacts, terms: RetentionTerms, now: int
+) -> Program[None]:
+    """Remove what has ended in a thread's queues and is no longer kept, a limited number of pages."""
+    if terms.keep_us is None or terms.dry_run or thread.ended_at is None:
+        return
+    before = now - terms.keep_us
+    if thread.ended_at < before:
+        for _ in range(_ENDED_PAGES):
+            if not (yield from queue_retention.forget(partition, before, terms.budget.ops)):
+                break
 
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:

@@ -20,8 +20,10 @@ from perdure.model.records import (
     EPOCH,
     GC,
     HEAD,
+    INBOX,
     LANE,
     OF_THREAD,
+    OUTBOX,
     RUN,
     SEAL,
     TAG,
@@ -30,6 +32,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules, make_stored_ttl
+from perdure.model.runs.messages import SENT
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.thread_agents import choose_metadata
 
@@ -43,6 +46,8 @@ _ITEMS: tuple[Get | Range, ...] = (
     Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=1),
     Get(GC, ()),
     Get(SEAL, transfer_claim.CLAIM),
+    Range(INBOX, limit=1, bodies=False),
+    Range(OUTBOX, limit=1, bodies=False),
     *(Get(LANE, (name,)) for name in _LANES),
 )
 
@@ -77,6 +82,8 @@ class ExpiryFacts:
         claim: claim of an arrival at this name, if there is one.
         has_head: the thread has a latest checkpoint.
         has_document: a client created or adopted the thread.
+        ended_at: the earliest time of what ``queue_retention.forget`` may remove: of the first message and of
+            the first reply, if that was sent, unless they are of the newest run; ``None`` without both.
         missing: id of the latest checkpoint if it is not stored.
     """
 
@@ -92,6 +99,7 @@ class ExpiryFacts:
     claim: Record | None
     has_head: bool
     has_document: bool
+    ended_at: int | None
 
     @property
     def is_arriving(self) -> bool:
@@ -169,7 +177,7 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
     """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
     that was stored last."""
     answers = yield from ask(Fetch(partition, _ITEMS))
-    documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = answers
+    documents, epochs, heads, tags, runs, newest, collections, claims, messages, replies, *lanes = answers
     queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
     head: str | None = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
     latest = first_of(newest)
@@ -209,7 +217,22 @@ def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
         claim=first_of(claims),
         has_head=head is not None,
         has_document=document is not None,
+        ended_at=_find_first_end(messages, replies, runs),
     )
+
+
+def _find_first_end(
+    messages: tuple[Record, ...], replies: tuple[Record, ...], runs: tuple[Record, ...]
+) -> int | None:
+    """Return the earliest time of what has ended on a thread before its newest run, given its first message
+    and its first reply."""
+    newest = first_of(runs)
+    if newest is None:
+        return None
+    ended = [each.fields["accepted_at"] for each in messages if each.key[0] < newest.fields["first"]]
+    sent = (each.fields for each in replies if each.fields["state"] == SENT)
+    ended += [fields["created_at"] for fields in sent if fields["run_id"] != newest.key[0]]
+    return min(ended, default=None)
 
 
 def check_unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:

@@ -6,10 +6,10 @@ from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
+from perdure.engine.retention.old_counts import DAY_US, KEEP_US, SIZES, partition_of
 from perdure.model.ops import Now
 from perdure.model.program import ask
-from perdure.runtime.activity import KEEP_US, partition_of
-from perdure.runtime.size_samples import DAY_US, SIZES, measure
+from perdure.runtime.size_samples import measure
 
 _MOST = KEEP_US[SIZES] // DAY_US
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.documents import Document
+from perdure.engine.retention.old_counts import DAYS, HOUR_US, HOURS, MINUTES, partition_of
 from perdure.errors import Corrupt
 from perdure.model.ops import Fetch, FindDue, FindListed, Now, Range
 from perdure.model.program import Program, ask
@@ -20,13 +21,8 @@ from perdure.model.records import DOCUMENT
 from perdure.model.runs.queue import IN, LATER, OUT
 from perdure.runtime.activity import (
     BOUNDS_S,
-    DAYS,
-    HOUR_US,
-    HOURS,
     LENGTHS,
-    MINUTES,
     USAGE,
-    partition_of,
 )
 from perdure.runtime.threads.rows import load_row
 

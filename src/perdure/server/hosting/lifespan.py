@@ -152,6 +152,7 @@ def checkpoint_lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         development = is_development()
+        runtime_settings = settings or Settings(shared_threads=True)
         url = url_of(db_url)
         if hasattr(app.state, "perdure"):
             raise BadSetting(
@@ -173,7 +174,9 @@ def checkpoint_lifespan(
             )
             sweeps: RetentionLoop | None = None
             if retention is not None or serve:
-                options = RetentionOptions(all_tenants=gate is not None)
+                options = RetentionOptions(
+                    all_tenants=gate is not None, keep=runtime_settings.keep if serve else None
+                )
                 sweeps = RetentionLoop(database, Observers((Logs(),)), every=_SWEEP_S, options=options)
                 await stack.enter_async_context(sweeps)
             host: ServerState | None = None
@@ -188,7 +191,7 @@ def checkpoint_lifespan(
                     agents,
                     gate or OpenGate(tenant),
                     of_variables(os.environ),
-                    settings=settings or Settings(shared_threads=True),
+                    settings=runtime_settings,
                     all_tenants=gate is not None,
                 )
                 host.sweeps = sweeps

@@ -74,7 +74,7 @@ async def open_state(
     prepare(config)
     loaded = {name: await load_agent(_load(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
-    gate = gate_of(config)
+    gate, settings = gate_of(config), settings_of(config)
     if isinstance(gate, OpenGate):
         _require_users(agents)
     make_folder_of(config.database_url)
@@ -95,7 +95,7 @@ async def open_state(
             agents,
             gate,
             webhooks(config.http, development=config.development),
-            settings=settings_of(config),
+            settings=settings,
             channels={name: channel for chat in chats for name, channel in chat.channels.items()},
             ended=ended,
             state=_list_state_arguments(config),
@@ -113,7 +113,7 @@ async def open_state(
             database,
             Observers(_make_observers()),
             every=config.retention.every,
-            options=RetentionOptions(all_tenants=True, share=config.retention.share),
+            options=RetentionOptions(all_tenants=True, share=config.retention.share, keep=settings.keep),
             store=store,
         )
         await stack.enter_async_context(host.sweeps)

@@ -498,10 +498,10 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
 
 def release_answers(partition: Partition, run: Run, start: str | None = None) -> Program[bool]:
     """Take back the answers of a run that failed or was stopped after applying them, so that the questions
-    are open again as before. Everything else that the run stored stays.
+    are open again as before. Everything else that the run stored stays, also what its command wrote: without
+    its ``goto``, the questions of the tasks that it added could not be answered.
 
-    A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it. It
-    wrote on ``start``, if it started from an older checkpoint than the latest.
+    A run that stored no checkpoint wrote on ``start``, if it started from an older one than the latest.
 
     Returns:
         False if there was nothing to take back.
@@ -516,10 +516,9 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
             return False
         head = Get(CHECKPOINT, (ROOT, view.head.checkpoint_id))
         checkpoint, heads = yield from ask(Fetch(partition, (head, Range(HEAD))))
-        at_base = not _is_made_by(run, checkpoint)
         latest = {record.key[0]: record.fields["checkpoint_id"] for record in heads}
         latest[ROOT] = view.head.checkpoint_id
-        if start is not None and at_base:
+        if start is not None and not _is_made_by(run, checkpoint):
             latest[ROOT] = start
         ops: list[Op] = []
         tasks: set[str] = set()
@@ -534,7 +533,7 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
             called = stale.called
             if namespace != ROOT:
                 called = frozenset()
-            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and namespace == ROOT)
+            ops += _plan_release(writes, stale.tasks, called, run.id)
         if not ops:
             return False
         # Chunks that the writes referred to may be unreachable now; a concurrent collection must see the
@@ -550,9 +549,7 @@ def _is_to_examine(namespace: str, tasks: set[str]) -> bool:
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
 
 
-def _plan_release(
-    writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
-) -> list[Op]:
+def _plan_release(writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str) -> list[Op]:
     """Return the removals of a run's answers from the tasks whose questions are the same as before the run,
     and of its writes of the tasks that these ``called``."""
     run_ids = (run_id,)
@@ -561,9 +558,8 @@ def _plan_release(
     for write in writes:
         if write.is_aside or not belongs(write.nonce, run_ids):
             continue
-        is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
-        is_behind = write.channel == RESUME and write.task_id in stale
-        if not (is_of_command or is_behind or write.task_id in called):
+        is_answer = write.channel == RESUME and write.task_id in (NULL_TASK, *stale)
+        if not (is_answer or write.task_id in called):
             continue
         if write.idx >= 0:
             ops.append(Delete(WRITE, record_key(write)))

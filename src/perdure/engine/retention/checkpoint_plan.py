@@ -7,7 +7,7 @@ interruption, a new plan is made from the remaining checkpoints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from perdure.engine.threads.thread_records import Contents, move_head
@@ -28,7 +28,16 @@ from perdure.model.removal_plan import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.write_records import group_by_record, plan_partial_removal, put_over, record_key
+from perdure.model.runs.stale_questions import NODE_PATH
+from perdure.model.write_records import (
+    BRANCH,
+    INTERRUPT,
+    NULL_TASK,
+    group_by_record,
+    plan_partial_removal,
+    put_over,
+    record_key,
+)
 
 Planner = Callable[[Contents], Plan]
 """Function from a thread, as it was read, to the plan of a removal."""
@@ -246,6 +255,7 @@ def _plan_writes(
             group_of[key] = child
             if overwritten is not None:
                 group_of[overwritten.key] = child
+    removed_writes += _find_questions_of_gotos(contents, removed_writes)
     if not runs:
         removed_writes += _find_writes_without_checkpoint(contents, removed)
     records = group_by_record(contents.writes)
@@ -255,6 +265,21 @@ def _plan_writes(
     for key, op in out.items():
         groups.setdefault(group_of.get(key, (key[0], key[1])), []).append(op)
     return groups
+
+
+def _find_questions_of_gotos(contents: Contents, removed: Iterable[PendingWrite]) -> list[PendingWrite]:
+    """Return the questions, also those of other runs, of the nodes to which commands went whose ``goto`` is
+    removed: no step would have their tasks any more."""
+    left = {
+        (write.namespace, write.checkpoint_id, NODE_PATH + write.channel.removeprefix(BRANCH))
+        for write in removed
+        if write.task_id == NULL_TASK and write.channel.startswith(BRANCH)
+    }
+    return [
+        write
+        for write in contents.writes
+        if write.channel == INTERRUPT and (write.namespace, write.checkpoint_id, write.task_path) in left
+    ]
 
 
 def _find_writes_without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:

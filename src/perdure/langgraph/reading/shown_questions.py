@@ -14,8 +14,7 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 from perdure.langgraph.migration.schema_task_ids import SENDS
 from perdure.langgraph.reading.partial_saver import PartialSaver
 from perdure.langgraph.reading.readable_states import Graph, aread_state
-from perdure.model.write_records import ERROR_SOURCE, INTERRUPT, NULL_TASK
-from perdure.schema.changes import BRANCH
+from perdure.model.write_records import BRANCH, ERROR_SOURCE, INTERRUPT, NULL_TASK
 
 _CONTROL = frozenset(WRITES_IDX_MAP) | {ERROR_SOURCE}
 

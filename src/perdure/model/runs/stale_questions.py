@@ -15,8 +15,9 @@ from perdure.model.checkpoint import PendingWrite
 from perdure.model.heads import belongs
 from perdure.model.write_records import INTERRUPT
 
-_NODE = "~__pregel_pull, "
-"""Beginning of the path of a task that an edge leads to, before the name of its node."""
+NODE_PATH = "~__pregel_pull, "
+"""Beginning of the path of a task that an edge, or the goto of a command, leads to, before the name of its
+node."""
 _CALL = "~__pregel_push, {path}, "
 """Beginning of the path of a task that another task calls, with the path of the calling task."""
 
@@ -68,6 +69,6 @@ class StaleQuestions:
 
 
 def _read_node_name(path: str) -> str:
-    if path.startswith(_NODE):
-        return path.removeprefix(_NODE)
+    if path.startswith(NODE_PATH):
+        return path.removeprefix(NODE_PATH)
     return ""

@@ -1,5 +1,5 @@
 """Repetition of failed runs: from their last step if that is the thread's latest, otherwise from their
-messages, without what their commands have stored. The record of the failure stays.
+messages. The record of the failure stays.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Retry:
     If its last step is the latest of the thread, or what its command wrote is stored there, the graph goes on
     from there without input. If nothing of it is stored, as after a rollback, its messages are accepted
     again, as new ones. If an answer started the run, that answer is given again, without the parts that
-    finished tasks have taken, and without what is stored of its command. However often this is requested, a
-    run has one repetition, unless that was cancelled. A repetition that failed may be repeated, too.
+    finished tasks have taken. However often this is requested, a run has one repetition, unless that was
+    cancelled. A repetition that failed may be repeated, too.
 
     Attributes:
         run_id: id of the failed run, or of a message that was joined into it.

@@ -7,7 +7,7 @@ interruption, a new plan is made from the remaining checkpoints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from perdure.engine.threads.thread_records import Contents, move_head
@@ -28,10 +28,8 @@ from perdure.model.removal_plan import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.runs.stale_questions import NODE_PATH
+from perdure.model.runs.stale_questions import find_added_questions
 from perdure.model.write_records import (
-    BRANCH,
-    INTERRUPT,
     NULL_TASK,
     group_by_record,
     plan_partial_removal,
@@ -267,19 +265,16 @@ def _plan_writes(
     return groups
 
 
-def _find_questions_of_gotos(contents: Contents, removed: Iterable[PendingWrite]) -> list[PendingWrite]:
-    """Return the questions, also those of other runs, of the nodes to which commands went whose ``goto`` is
-    removed: no step would have their tasks any more."""
-    left = {
-        (write.namespace, write.checkpoint_id, NODE_PATH + write.channel.removeprefix(BRANCH))
-        for write in removed
-        if write.task_id == NULL_TASK and write.channel.startswith(BRANCH)
-    }
-    return [
-        write
-        for write in contents.writes
-        if write.channel == INTERRUPT and (write.namespace, write.checkpoint_id, write.task_path) in left
-    ]
+def _find_questions_of_gotos(contents: Contents, removed: Sequence[PendingWrite]) -> list[PendingWrite]:
+    """Return the questions, also those of other runs, of the tasks that were added by commands whose writes
+    are removed: no step would have these tasks any more."""
+    commands = {(w.namespace, w.checkpoint_id) for w in removed if w.task_id == NULL_TASK}
+    found: list[PendingWrite] = []
+    for checkpoint in contents.checkpoints:
+        if checkpoint.name in commands:
+            here = [w for w in contents.writes if (w.namespace, w.checkpoint_id) == checkpoint.name]
+            found += find_added_questions([w for w in here if w in removed], here, checkpoint)
+    return found
 
 
 def _find_writes_without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:

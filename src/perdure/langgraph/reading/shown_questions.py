@@ -4,6 +4,7 @@ step, and with all open questions."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._typing import MISSING
@@ -11,10 +12,9 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, Check
 from langgraph.checkpoint.base import PendingWrite as LangGraphWrite
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
-from perdure.langgraph.migration.schema_task_ids import SENDS
 from perdure.langgraph.reading.partial_saver import PartialSaver
 from perdure.langgraph.reading.readable_states import Graph, aread_state
-from perdure.model.write_records import BRANCH, ERROR_SOURCE, INTERRUPT, NULL_TASK
+from perdure.model.write_records import BRANCH, ERROR_SOURCE, INTERRUPT, NULL_TASK, SENDS
 
 _CONTROL = frozenset(WRITES_IDX_MAP) | {ERROR_SOURCE}
 
@@ -54,7 +54,7 @@ class _SaverWithGotos(PartialSaver):
     adds them when it continues, but not when it reads the state. ``writes`` are those of the checkpoint that
     was loaded."""
 
-    def __init__(self, saver: BaseCheckpointSaver[object], graph: Graph) -> None:
+    def __init__(self, saver: BaseCheckpointSaver[Any], graph: Graph) -> None:
         super().__init__(saver, (), lambda part: True, {})
         self._graph = graph
         self.writes: Sequence[LangGraphWrite] = ()
@@ -83,7 +83,8 @@ class _SaverWithGotos(PartialSaver):
 
     def _apply(self, name: str, values: dict[str, object], given: Sequence[object]) -> object:
         """Return the value that a channel has once it was updated."""
-        channel = self._graph.channels[name].from_checkpoint(values.get(name, MISSING))
+        channel: Any = self._graph.channels[name]
+        channel = channel.from_checkpoint(values.get(name, MISSING))
         channel.update(given)
         return channel.checkpoint()
 

@@ -507,6 +507,30 @@ def test_a_command_with_an_answer_is_given_again_with_all_that_it_holds(
     go(main())
 
 
+def test_a_goto_with_an_input_beside_the_answer_to_a_sent_task_is_refused(near: Storage) -> None:
+    def ask(state: State) -> dict[str, Any]:
+        return {"log": [f"ask {interrupt('well?')}"]}
+
+    def other(state: State) -> dict[str, Any]:
+        return {"log": ["other"]}
+
+    builder = StateGraph(State).add_node("ask", ask).add_node("other", other)
+    builder.add_conditional_edges(START, lambda state: [Send("ask", {"log": []})], ["ask"])
+    graph = builder.compile()
+
+    async def main() -> None:
+        async with working(near.database(), graph, settings=settings(attempts=1)) as runtime:
+            await said(runtime, {"log": ["in"]})
+            command: Any = {"goto": {"node": "other", "input": {"log": []}}}
+            failed = await answered(runtime, "yes", command=command)
+            assert (failed.state, failed.note["kind"]) == ("failed", "NotAllowed")
+            assert await viewed(runtime) == (["in"], {"ask": ["well?"]})
+            assert (await answered(runtime, "yes", command={"goto": "other"})).state == "done"
+            assert sorted(await logged(runtime)) == ["ask yes", "in", "other"]
+
+    go(main())
+
+
 def test_a_repeated_repetition_does_not_apply_a_command_again(near: Storage) -> None:
     failures = ["boom"] * 5
 

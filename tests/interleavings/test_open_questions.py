@@ -98,7 +98,7 @@ class Asking(Thread):
     def fail(self) -> Any:
         """End the run as failed; its answers are given back first."""
         held = self._holding()
-        released = self.run(questions.release_answers(self.here, held.run))
+        released = self.run(questions.release_answers(self.here, held.run, held.messages[0]))
         return released, self.finish(FAILED, error="x")
 
     def edit(self) -> None:

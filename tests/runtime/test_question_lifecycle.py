@@ -16,6 +16,7 @@ from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
 from perdure.errors import Conflict, NotWaiting
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.model.records import CHECKPOINT, RUN
 from perdure.model.runs.messages import Run
 from perdure.runtime import Options, Runtime
@@ -397,6 +398,150 @@ def test_a_question_that_a_failed_run_left_may_be_answered(near: Storage) -> Non
             assert await shown(runtime) == ["well?"]
             assert (await answered(runtime, "yes")).state == "done"
             assert sorted(await logged(runtime)) == ["asked yes", "done"]
+
+    go(main())
+
+
+def _failing(failures: list[str]) -> Pregel[Any, Any, Any, Any]:
+    """A graph with a node that fails after the others have stopped, and nodes to go to."""
+
+    async def first(state: State) -> dict[str, Any]:
+        await asyncio.sleep(0.3)
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"log": ["first"]}
+
+    def ask(state: State) -> dict[str, Any]:
+        return {"log": [f"ask {interrupt('well?')}"]}
+
+    async def other(state: State) -> dict[str, Any]:
+        return {"log": [f"other {interrupt('sure?')}"]}
+
+    builder = StateGraph(State).add_node("first", first).add_node("ask", ask).add_node("other", other)
+    return builder.add_edge(START, "first").compile()
+
+
+async def viewed(runtime: Runtime) -> tuple[list[str], dict[str, list[Any]]]:
+    """The values as they are shown, and the questions of each task; they are those that may be answered."""
+    state = await aread_with_questions(runtime.graph("agent"), PLACE)
+    question = await runtime.question("ada")
+    ids = set() if question is None else set(question.interrupts)
+    assert {each.id for each in state.interrupts} == ids
+    return state.values["log"], {task.name: [one.value for one in task.interrupts] for task in state.tasks}
+
+
+@pytest.mark.parametrize("how", ["answer", "retry", "empty run", "remove"])
+@pytest.mark.parametrize("sent", [False, True], ids=["node", "send"])
+def test_what_a_failed_command_wrote_and_asked_stays(near: Storage, how: str, sent: bool) -> None:
+    failures = ["boom", "boom"]
+    goto: Any = [{"node": "ask", "input": {"log": []}}, "other"] if sent else ["ask", "other"]
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure="keep")
+        async with working(near.database(), _failing(failures), settings=terms) as runtime:
+            assert (await said(runtime, {"log": ["in"]})).state == "failed"
+            failed = await said(runtime, None, command={"goto": goto, "update": {"log": ["more"]}})
+            asked = {"first": [], "ask": ["well?"], "other": ["sure?"]}
+            assert await viewed(runtime) == (["in", "more"], asked)
+            if how == "retry":
+                assert (await runtime.wait(await runtime.retry("ada", failed.id), 30)).state == "waiting"
+            if how == "empty run":
+                assert (await said(runtime)).state == "waiting"
+            if how == "remove":
+                assert (await said(runtime)).state == "waiting"
+                await runtime.remove_run("ada", failed, rollback=True)
+                assert await viewed(runtime) == (["in", "first"], {"first": []})
+                with pytest.raises(NotWaiting):
+                    await runtime.answer("ada", "yes")
+                return
+            question = await runtime.question("ada")
+            assert question is not None
+            assert (await answered(runtime, dict.fromkeys(question.interrupts, "yes"))).state == "done"
+            assert sorted(await logged(runtime)) == ["ask yes", "first", "in", "more", "other yes"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["fails", "is stopped"])
+@pytest.mark.parametrize("sent", [False, True], ids=["node", "send"])
+def test_a_command_with_an_answer_is_given_again_with_all_that_it_holds(
+    near: Storage, sent: bool, stops: bool
+) -> None:
+    failures, asked_other = ["boom"], asyncio.Event()
+
+    async def ask(state: State) -> dict[str, Any]:
+        said = interrupt("well?")
+        await asked_other.wait()
+        await asyncio.sleep(0.3)
+        if failures:
+            failure = failures.pop()
+            if stops:
+                await asyncio.sleep(60)
+            raise RuntimeError(failure)
+        return {"log": [f"ask {said}"]}
+
+    def other(state: State) -> dict[str, Any]:
+        asked_other.set()
+        return {"log": [f"other {interrupt('sure?')}"]}
+
+    builder = StateGraph(State).add_node("ask", ask).add_node("other", other)
+    graph = builder.add_edge(START, "ask").compile()
+    goto: Any = {"node": "other", "input": {"log": []}} if sent else "other"
+    command = {"goto": goto, "update": {"log": ["more"]}}
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure="keep")
+        async with working(near.database(), graph, settings=terms) as runtime:
+            await said(runtime, {"log": ["in"]})
+            ticket = await runtime.answer("ada", "yes", command=command)
+            if stops:
+                await eventually(lambda: not failures)
+                await runtime.cancel("ada", ticket.id)
+            assert (await runtime.wait(ticket, 30)).state == ("interrupted" if stops else "failed")
+            assert await viewed(runtime) == (["in"], {"ask": ["well?"]})
+            assert (await answered(runtime, "yes", command=command)).state == "waiting"
+            assert await viewed(runtime) == (["in", "more", "ask yes"], {"ask": [], "other": ["sure?"]})
+            assert (await answered(runtime, "no")).state == "done"
+            assert sorted(await logged(runtime)) == ["ask yes", "in", "more", "other no"]
+
+    go(main())
+
+
+def test_a_goto_with_an_input_beside_the_answer_to_a_sent_task_is_refused(near: Storage) -> None:
+    def ask(state: State) -> dict[str, Any]:
+        return {"log": [f"ask {interrupt('well?')}"]}
+
+    def other(state: State) -> dict[str, Any]:
+        return {"log": ["other"]}
+
+    builder = StateGraph(State).add_node("ask", ask).add_node("other", other)
+    builder.add_conditional_edges(START, lambda state: [Send("ask", {"log": []})], ["ask"])
+    graph = builder.compile()
+
+    async def main() -> None:
+        async with working(near.database(), graph, settings=settings(attempts=1)) as runtime:
+            await said(runtime, {"log": ["in"]})
+            command: Any = {"goto": {"node": "other", "input": {"log": []}}}
+            failed = await answered(runtime, "yes", command=command)
+            assert (failed.state, failed.note["kind"]) == ("failed", "NotAllowed")
+            assert await viewed(runtime) == (["in"], {"ask": ["well?"]})
+            assert (await answered(runtime, "yes", command={"goto": "other"})).state == "done"
+            assert sorted(await logged(runtime)) == ["ask yes", "in", "other"]
+
+    go(main())
+
+
+def test_a_repeated_repetition_does_not_apply_a_command_again(near: Storage) -> None:
+    failures = ["boom"] * 5
+
+    async def main() -> None:
+        terms = settings(attempts=2, on_failure="keep")
+        async with working(near.database(), _failing(failures), settings=terms) as runtime:
+            await said(runtime, {"log": ["in"]})
+            run = await said(runtime, None, command={"goto": "first", "update": {"log": ["more"]}})
+            while run.state == "failed":
+                run = await runtime.wait(await runtime.retry("ada", run.id), 30)
+            assert await logged(runtime) == ["in", "more", "first"]
 
     go(main())
 

@@ -88,7 +88,7 @@ class Model:
         rests: the step that was left without being asked: ``ask`` begins it anew, ``boom`` fails again.
         failed: the message whose run was the latest, and failed.
         is_stored: that run has stored a step.
-        is_last: the thread's latest checkpoint is that step.
+        is_last: the thread's latest checkpoint is that step, or has the run's goto.
         retried: the latest failed run was repeated already.
     """
 
@@ -161,7 +161,8 @@ class Model:
             if self.on_failure == "rollback":
                 return self._fail(entry, before)
             stored = entry.kind == "say"
-            return replace(self, failed=entry, is_stored=stored, is_last=stored, rests="boom", asks=None)
+            is_last = entry.kind in ("say", "goto")
+            return replace(self, failed=entry, is_stored=stored, is_last=is_last, rests="boom", asks=None)
         return replace(self, log=(*self.log, "echo"), asks=None, rests="")
 
     def _answered(self, word: Any, entry: Entry, before: Model) -> Model:

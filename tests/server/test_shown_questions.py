@@ -99,11 +99,16 @@ async def _serving(graph: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime
         yield http, runtime
 
 
-async def _run(http: httpx.AsyncClient, **run: Any) -> None:
+async def _run(http: httpx.AsyncClient, **run: Any) -> set[str]:
+    """Return the ids of the questions in the outcome of a run, which is the same when it is joined."""
     answer = await http.post(
         "/threads/ada/runs/wait", json={"assistant_id": "agent", "if_not_exists": "create", **run}
     )
     assert answer.status_code == 200, answer.text
+    (latest,) = (await http.get("/threads/ada/runs", params={"limit": 1})).json()
+    joined = (await http.get(f"/threads/ada/runs/{latest['run_id']}/join")).json()
+    assert joined == answer.json()
+    return {each["id"] for each in joined.get("__interrupt__", ())}
 
 
 @pytest.mark.parametrize(
@@ -120,16 +125,18 @@ async def _run(http: httpx.AsyncClient, **run: Any) -> None:
 @run
 async def test_all_views_show_all_questions_and_each_is_answered(graph: Any, begin: Any) -> None:
     async with _serving(graph) as (http, runtime):
-        await _run(http, input={"log": []})
+        left = await _run(http, input={"log": []})
         if begin is not None:
-            await _run(http, command=begin)
+            left = await _run(http, command=begin)
         seen: set[str] = set()
         while asked := await _views(http, runtime):
             seen.update(asked.values())
+            assert left == set(asked)
             if len(asked) == 1:
-                await _run(http, command={"resume": f"to {next(iter(asked.values()))}"})
+                left = await _run(http, command={"resume": f"to {next(iter(asked.values()))}"})
             else:
-                await _run(http, command={"resume": {name: f"to {text}" for name, text in asked.items()}})
+                answers = {name: f"to {text}" for name, text in asked.items()}
+                left = await _run(http, command={"resume": answers})
         assert seen == {"send?", "pay?"}
         values = (await http.get("/threads/ada/state")).json()["values"]
         assert {"to send?", "to pay?"} <= set(values["log"])

@@ -25,6 +25,10 @@ from perdure.model.values import refs
 
 INTERRUPT, RESUME = "__interrupt__", "__resume__"
 """LangGraph's channels of the question that a task asks, and of the answers that it was given."""
+BRANCH = "branch:to:"
+"""Beginning of LangGraph's channels that trigger a node, before its name."""
+SENDS = "__pregel_tasks"
+"""LangGraph's channel with the ``Send``s of a step."""
 ERROR_SOURCE = "__error_source_node__"
 """LangGraph's channel with the node whose error a handler takes over; it is not output of the task."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"

@@ -340,9 +340,10 @@ def outcome(state: StateSnapshot, waits: Waits) -> Any:
     """Return the values with which a run ended, including its interrupts if it waits for an answer; ``waits``
     are the waits of the run."""
     asked = [describe_interrupt(one) for one in state.interrupts if not is_unanswerable(waits, one.id)]
-    if asked and isinstance(state.values, Mapping):
-        return {**state.values, write_records.INTERRUPT: asked}
-    return state.values
+    if not asked:
+        return state.values
+    values = state.values if isinstance(state.values, Mapping) else {}
+    return {**values, write_records.INTERRUPT: asked}
 
 
 def checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:

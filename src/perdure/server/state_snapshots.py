@@ -78,11 +78,11 @@ async def show_snapshot(
     configurable = config.get("configurable", {})
     is_latest = "checkpoint_id" not in configurable and not configurable.get("checkpoint_ns")
     graph_id = graph_id_of(caller, row)
-    if is_latest and row.status in ("interrupted", "error") and graph_id is not None:
-        async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
-            return await aread_with_questions(graph, config, subgraphs=subgraphs)
-    state = await snapshot(caller, row, config, subgraphs=subgraphs)
-    if is_latest and row.status == "busy":
+    if not is_latest or graph_id is None:
+        return await snapshot(caller, row, config, subgraphs=subgraphs)
+    async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
+        state = await aread_with_questions(graph, config, subgraphs=subgraphs)
+    if row.status == "busy":
         return _without_questions(state)
     return state
 

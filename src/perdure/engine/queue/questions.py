@@ -22,22 +22,23 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Check, Delete, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, RUN, WRITE, Key, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
 from perdure.model.runs.messages import ANSWERS, RETRY_OF, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
-from perdure.model.runs.stale_questions import StaleQuestions
+from perdure.model.runs.stale_questions import StaleQuestions, find_added_questions
 from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, find_unanswerable, mark_resume, read_waits
 from perdure.model.write_records import (
     INTERRUPT,
     NULL_TASK,
     RESUME,
     find_asking_tasks,
+    group_by_record,
+    plan_partial_removal,
     put_over,
     read_writes,
-    record_key,
 )
 
 REFUSALS = (NotWaiting, Conflict)
@@ -496,12 +497,20 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
     return frozenset(filter(stale.holds, latest))
 
 
-def release_answers(partition: Partition, run: Run, start: str | None = None) -> Program[bool]:
+def release_answers(partition: Partition, run: Run, message: Message) -> Program[bool]:
     """Take back the answers of a run that failed or was stopped after applying them, so that the questions
-    are open again as before. Everything else that the run stored stays.
+    are open again as before. Everything else that the run stored stays, also what a command without an answer
+    wrote.
 
-    A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it. It
-    wrote on ``start``, if it started from an older checkpoint than the latest.
+    A command is given again together with its answer. So a run that stored no checkpoint, and left questions
+    as they were, also takes back what its command wrote beside the answer, and the questions of the tasks
+    that the command added.
+
+    Args:
+        partition: the thread.
+        run: the run.
+        message: its first message. If this names a checkpoint to start from, a run that stored no checkpoint
+            wrote there.
 
     Returns:
         False if there was nothing to take back.
@@ -509,6 +518,7 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
     Raises:
         Fenced: the run is not held any more.
     """
+    is_with_answer = COMMAND in message.payload and (message.mode == "answer" or ANSWERS in message.options)
     while True:
         view = yield from load_view(partition, ROOT)
         fence, _ = guards(partition, view, run.epoch)
@@ -516,11 +526,11 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
             return False
         head = Get(CHECKPOINT, (ROOT, view.head.checkpoint_id))
         checkpoint, heads = yield from ask(Fetch(partition, (head, Range(HEAD))))
-        at_base = not _is_made_by(run, checkpoint)
         latest = {record.key[0]: record.fields["checkpoint_id"] for record in heads}
         latest[ROOT] = view.head.checkpoint_id
-        if start is not None and at_base:
-            latest[ROOT] = start
+        is_moved = not checkpoint or _is_made_by(run, checkpoint)
+        if not is_moved:
+            latest[ROOT] = message.options.get(START, latest[ROOT])
         ops: list[Op] = []
         tasks: set[str] = set()
         # Parents first: a subgraph is examined if its task still waits for an answer.
@@ -531,10 +541,14 @@ def release_answers(partition: Partition, run: Run, start: str | None = None) ->
             asking, writes = find_asking_tasks(records), read_writes(records)
             tasks |= asking
             stale = StaleQuestions.of(writes, asking, run.id)
-            called = stale.called
-            if namespace != ROOT:
-                called = frozenset()
-            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and namespace == ROOT)
+            gone = _find_answers(writes, {NULL_TASK, *stale.tasks}, run.id)
+            if namespace == ROOT:
+                gone += _find_all(writes, stale.called, run.id)
+            if namespace == ROOT and not is_moved and is_with_answer and stale.tasks:
+                gone += _find_all(writes, {NULL_TASK}, run.id)
+                added = find_added_questions(gone, writes, CheckpointRecord.read(checkpoint[0]))
+                ops += (Delete(WRITE, write.key, write.record_version) for write in added)
+            ops += _plan_release(writes, gone)
         if not ops:
             return False
         # Chunks that the writes referred to may be unreachable now; a concurrent collection must see the
@@ -550,32 +564,28 @@ def _is_to_examine(namespace: str, tasks: set[str]) -> bool:
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
 
 
-def _plan_release(
-    writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
-) -> list[Op]:
-    """Return the removals of a run's answers from the tasks whose questions are the same as before the run,
-    and of its writes of the tasks that these ``called``."""
-    run_ids = (run_id,)
-    aside = {w.key: w for w in writes if w.is_aside}
-    ops: list[Op] = []
-    for write in writes:
-        if write.is_aside or not belongs(write.nonce, run_ids):
-            continue
-        is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
-        is_behind = write.channel == RESUME and write.task_id in stale
-        if not (is_of_command or is_behind or write.task_id in called):
-            continue
-        if write.idx >= 0:
-            ops.append(Delete(WRITE, record_key(write)))
-            continue
-        overwritten = aside.get(write.aside.key)
+def _find_answers(writes: Sequence[PendingWrite], tasks: Set[str], run_id: str) -> list[PendingWrite]:
+    return [write for write in _find_all(writes, tasks, run_id) if write.channel == RESUME]
+
+
+def _find_all(writes: Sequence[PendingWrite], tasks: Set[str], run_id: str) -> list[PendingWrite]:
+    """Return what a run has written for tasks."""
+    own = (write for write in writes if write.task_id in tasks and belongs(write.nonce, (run_id,)))
+    return [write for write in own if not write.is_aside]
+
+
+def _plan_release(writes: Sequence[PendingWrite], gone: Sequence[PendingWrite]) -> list[Op]:
+    """Return the removals of writes, in whose place those that they have overwritten are restored."""
+    aside, stored = {w.key: w for w in writes if w.is_aside}, group_by_record(writes)
+    ops: dict[Key, Op] = {}
+    for key, some in group_by_record(gone).items():
+        overwritten = aside.get(some[0].aside.key) if some[0].idx < 0 else None
         if overwritten is None:
-            ops.append(Delete(WRITE, write.key, write.record_version))
+            ops[key] = plan_partial_removal(stored[key], some) or Delete(WRITE, key, some[0].record_version)
         else:
-            ops.append(put_over(overwritten._replace(idx=write.idx), write))
-            ops.append(Delete(WRITE, overwritten.key))
-    # Writes of one task share a record.
-    return list({op.key: op for op in ops}.values())
+            ops[key] = put_over(overwritten._replace(idx=some[0].idx), some[0])
+            ops[overwritten.key] = Delete(WRITE, overwritten.key)
+    return list(ops.values())
 
 
 def read_waited(partition: Partition, inbox: Lane) -> Program[Run | None]:

@@ -63,11 +63,11 @@ def find_repetitions(partition: Partition, run_ids: Sequence[str]) -> Program[di
 class Retry:
     """Request to run a failed run again.
 
-    If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
-    is stored, as after a rollback, its messages are accepted again, as new ones. If an answer started the
-    run, that answer is given again, without the parts that finished tasks have taken. However often this is
-    requested, a run has one repetition, unless that was cancelled. A repetition that failed may be repeated,
-    too.
+    If its last step is the latest of the thread, or what its command wrote is stored there, the graph goes on
+    from there without input. If nothing of it is stored, as after a rollback, its messages are accepted
+    again, as new ones. If an answer started the run, that answer is given again, without the parts that
+    finished tasks have taken. However often this is requested, a run has one repetition, unless that was
+    cancelled. A repetition that failed may be repeated, too.
 
     Attributes:
         run_id: id of the failed run, or of a message that was joined into it.
@@ -134,6 +134,7 @@ class Retry:
                 earlier, stopped = None, standing.message
         latest = [(ROOT, head.fields["checkpoint_id"]) for head in heads]
         checkpoints = yield from read_records(self.partition, CHECKPOINT, latest)
+        has_written = yield from questions.has_written(self.partition, run)
         (messages,) = yield from ask(
             Fetch(self.partition, (Range(INBOX, after=(run.first - 1,), limit=run.last - run.first + 1),))
         )
@@ -145,6 +146,7 @@ class Retry:
             ),
             first_of(heads),
             any(CheckpointRecord.read(each).run_id == run.id for each in checkpoints),
+            has_written,
             earlier,
             stopped,
         )
@@ -198,7 +200,8 @@ class Retry:
         first = seen.messages[0]
         options = {**first.options, RETRY_OF: run.id}
         unmoved = Check(HEAD, (ROOT,), expect_unchanged(head))
-        if seen.has_latest_checkpoint:
+        is_answer = first.mode == "answer" or ANSWERS in options
+        if seen.has_latest_checkpoint or (seen.has_written and not is_answer):
             if lane.run_id is not None or lane.pending:
                 raise RunInProgress(
                     f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
@@ -208,8 +211,10 @@ class Retry:
                 options.pop(name, None)
             going_on = Message(self.new_id(), {INPUT: None}, run.graph, run.channel, "enqueue", options)
             return [going_on], (unmoved,)
-        if first.mode == "answer" or ANSWERS in options:
+        if is_answer:
             message = replace(first, id=self.new_id(), mode="answer", options=options, channel=run.channel)
+            if seen.has_written and COMMAND in message.payload:
+                message = replace(message, payload={RESUME: message.payload[COMMAND][RESUME]})
             return (yield from self._answer_again(seen, message))
         return [
             replace(message, id=self.new_id(), options={**message.options, RETRY_OF: run.id})
@@ -276,6 +281,8 @@ class _Seen(NamedTuple):
     head: Record | None
     has_latest_checkpoint: bool
     """True if the thread's latest checkpoint is the run's."""
+    has_written: bool
+    """True if what the run's command wrote is stored beside the thread's latest checkpoint."""
     earlier: Accepted | None
     stopped: Message | None
     """The first message of a repetition that was cancelled: a further request makes another."""

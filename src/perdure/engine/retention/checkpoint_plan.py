@@ -7,7 +7,7 @@ interruption, a new plan is made from the remaining checkpoints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from perdure.engine.threads.thread_records import Contents, move_head
@@ -28,7 +28,14 @@ from perdure.model.removal_plan import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.write_records import group_by_record, plan_partial_removal, put_over, record_key
+from perdure.model.runs.stale_questions import find_added_questions
+from perdure.model.write_records import (
+    NULL_TASK,
+    group_by_record,
+    plan_partial_removal,
+    put_over,
+    record_key,
+)
 
 Planner = Callable[[Contents], Plan]
 """Function from a thread, as it was read, to the plan of a removal."""
@@ -246,6 +253,7 @@ def _plan_writes(
             group_of[key] = child
             if overwritten is not None:
                 group_of[overwritten.key] = child
+    removed_writes += _find_questions_of_gotos(contents, removed_writes)
     if not runs:
         removed_writes += _find_writes_without_checkpoint(contents, removed)
     records = group_by_record(contents.writes)
@@ -255,6 +263,18 @@ def _plan_writes(
     for key, op in out.items():
         groups.setdefault(group_of.get(key, (key[0], key[1])), []).append(op)
     return groups
+
+
+def _find_questions_of_gotos(contents: Contents, removed: Sequence[PendingWrite]) -> list[PendingWrite]:
+    """Return the questions, also those of other runs, of the tasks that were added by commands whose writes
+    are removed: no step would have these tasks any more."""
+    commands = {(w.namespace, w.checkpoint_id) for w in removed if w.task_id == NULL_TASK}
+    found: list[PendingWrite] = []
+    for checkpoint in contents.checkpoints:
+        if checkpoint.name in commands:
+            here = [w for w in contents.writes if (w.namespace, w.checkpoint_id) == checkpoint.name]
+            found += find_added_questions([w for w in here if w in removed], here, checkpoint)
+    return found
 
 
 def _find_writes_without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:

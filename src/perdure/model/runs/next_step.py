@@ -15,7 +15,8 @@ _TRIGGERS = (_START, "branch:to:", _JOIN)
 """Beginnings of the names of the channels that trigger a node which has not seen their version."""
 _INTERRUPT = "__interrupt__"
 """LangGraph's key, beside those of nodes, of the versions that were seen when a graph was interrupted."""
-_NO_SENDS = refs.tree(refs.LIST, 0, b"", b"")
+NO_SENDS = refs.tree(refs.LIST, 0, b"", b"")
+"""Stored value of the channel of ``Send``s if it has none."""
 _FINISHED = refs.entry(refs.inline(refs.MSGPACK, ormsgpack.packb(True)))
 """End of the value of a deferred node's channel once the node may start: the value is a pair with a flag."""
 
@@ -26,7 +27,7 @@ def has_next_step(record: CheckpointRecord) -> bool:
     A node that waits for several others follows once all of them have ended. If their names are too long to
     be stored within the checkpoint, it counts as following as soon as one of them has ended.
     """
-    if record.refs.get(_SENDS, _NO_SENDS) != _NO_SENDS:
+    if record.refs.get(_SENDS, NO_SENDS) != NO_SENDS:
         return True
     seen = [versions for node, versions in record.versions_seen.items() if node != _INTERRUPT]
     return any(

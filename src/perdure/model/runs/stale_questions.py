@@ -8,15 +8,19 @@ task that calls other tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import belongs
-from perdure.model.write_records import INTERRUPT
+from perdure.model.runs.next_step import NO_SENDS
+from perdure.model.write_records import BRANCH, INTERRUPT, NULL_TASK, SENDS
 
 _NODE = "~__pregel_pull, "
-"""Beginning of the path of a task that an edge leads to, before the name of its node."""
+"""Beginning of the path of a task that an edge, or the goto of a command, leads to, before the name of its
+node."""
+_SENT = "~__pregel_push, "
+"""Beginning of the path of a task that a ``Send`` has made, before its number."""
 _CALL = "~__pregel_push, {path}, "
 """Beginning of the path of a task that another task calls, with the path of the calling task."""
 
@@ -65,6 +69,34 @@ class StaleQuestions:
         if task:
             return task in self.tasks or task in self.called
         return bool(first) and (first in self.nodes or (self.has_unnamed and first not in self.others))
+
+
+def find_added_questions(
+    gone: Collection[PendingWrite], writes: Sequence[PendingWrite], checkpoint: CheckpointRecord
+) -> list[PendingWrite]:
+    """Return the questions of the tasks that only a command has added to the step of a checkpoint.
+
+    Args:
+        gone: what the command wrote, which is to be removed.
+        writes: all writes on the checkpoint.
+        checkpoint: the checkpoint.
+    """
+    left = {write.channel for write in writes if write.task_id == NULL_TASK and write not in gone}
+    triggered = {name for name, ref in checkpoint.refs.items() if ref != NO_SENDS}
+    channels = {write.channel for write in gone if write.task_id == NULL_TASK} - left - triggered
+
+    def is_added(path: str) -> bool:
+        if path.startswith(_NODE):
+            return BRANCH + path.removeprefix(_NODE) in channels
+        return SENDS in channels and path.removeprefix(_SENT)[:1].isdigit()
+
+    added = {write.task_path for write in writes if is_added(write.task_path)}
+    return [
+        write
+        for write in writes
+        if write.channel == INTERRUPT
+        and any(write.task_path == path or f", {path}, " in write.task_path for path in added)
+    ]
 
 
 def _read_node_name(path: str) -> str:

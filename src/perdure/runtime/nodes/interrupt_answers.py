@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.types import Command
+from langgraph.types import Command, Send
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import questions
@@ -27,11 +27,14 @@ from perdure.langgraph.loop_state import with_lease
 from perdure.langgraph.reading import asking_tasks
 from perdure.langgraph.reading.asking_tasks import AskingTask
 from perdure.langgraph.reading.open_interrupts import is_by_name
-from perdure.langgraph.reading.readable_states import aread_state
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
 from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.runtime.agents.run_context import with_configurable
+
+_SENT = "__pregel_push"
+"""Beginning of the path of a task that a ``Send`` has made."""
 
 
 class StillToGive(NamedTuple):
@@ -60,7 +63,8 @@ async def select_still_to_give(
         database: The handle of the database.
 
     Raises:
-        NotAllowed: The command goes to another node and would abandon an open question.
+        NotAllowed: The command goes to another node and would abandon an open question, or the tasks that a
+            ``Send`` has made.
     """
     saver, message = graph.checkpointer, held.messages[0]
     if not isinstance(saver, PerdureSaver):
@@ -79,6 +83,9 @@ async def select_still_to_give(
             by_id = {moved.get(name, name): answer for name, answer in past.items()}
             command = replace(command, resume=by_id or command.resume)
         return StillToGive(_without_empty(command))
+    gotos = (command.goto,) if isinstance(command.goto, Send) else command.goto
+    if any(isinstance(each, Send) for each in gotos):
+        await _refuse_replacing(graph, config, held)
     answers = _map_by_id(command.resume, message.options.get(ANSWERS, ()))
     if answers is None:
         return StillToGive(await _select_answer_to_pause(saver, config, held, command, database))
@@ -178,10 +185,23 @@ async def _select_answer_to_pause(
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
     with keep_for_next_load():
-        state = await aread_state(graph, _at_start(config, held))
+        state = await aread_with_questions(graph, _at_start(config, held))
     if state.interrupts:
         asked = [interrupt.id for interrupt in state.interrupts]
         raise NotAllowed(questions.describe_abandoning(held.partition.thread, asked))
+
+
+async def _refuse_replacing(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
+    """Raise ``NotAllowed`` if the step has tasks that a ``Send`` has made: LangGraph would drop them, with
+    the answers to their questions, for those of the command."""
+    with keep_for_next_load():
+        state = await aread_with_questions(graph, config)
+    if any(task.path[:1] == (_SENT,) for task in state.tasks):
+        raise NotAllowed(
+            f"thread {held.partition.thread!r} has tasks that a Send has made, and a goto with an input "
+            "would replace them and what they were answered; nothing of the command was stored. Answer "
+            "without the goto, or go to the node without an input"
+        )
 
 
 def _at_start(config: RunnableConfig, held: HeldRun) -> RunnableConfig:

@@ -29,6 +29,7 @@ from perdure.langgraph.reading.readable_states import (
     aupdate_state,
     select_outputs,
 )
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.model.arguments import read_mapping
 from perdure.model.model_calls import Prices
 from perdure.model.runs.messages import DONE, LIMIT, WAITING
@@ -210,7 +211,7 @@ async def _attempt(
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or has_channel:
-        snapshot = await aread_state(graph, head_config)
+        snapshot = await aread_with_questions(graph, head_config)
     other_sends: Sequence[tuple[str, Any]] = ()
     if agent.memory is not None:
         # A run that waits hands over its turn, too: the run of the answer adds only its own messages.

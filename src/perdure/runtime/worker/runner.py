@@ -23,7 +23,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import decide_stopped_state
-from perdure.model.runs.messages import DONE, FAILED, START, TIMEOUT, WAITING, Run, shorten_error
+from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, shorten_error
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import Wait, with_waits
@@ -571,8 +571,8 @@ class Runner:
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
-            start = held.messages[0].options.get(START)
-            await self._database.arun(questions.release_answers(held.partition, held.run, start))
+            release = questions.release_answers(held.partition, held.run, held.messages[0])
+            await self._database.arun(release)
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
         return held, note

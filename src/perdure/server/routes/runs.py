@@ -13,7 +13,7 @@ from pydantic import Field
 
 from perdure.database.base import handle_of
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
-from perdure.langgraph.reading.readable_states import aread_state, select_outputs
+from perdure.langgraph.reading.readable_states import select_outputs
 from perdure.model.runs.messages import FAILED, OPEN, WAITING, Run
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
@@ -30,9 +30,9 @@ from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames
 from perdure.server.responses import Json
 from perdure.server.runs.disconnects import cancel_left, note_request
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
-from perdure.server.runs.run_values import read_left, start_of
+from perdure.server.runs.run_values import read_left
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
-from perdure.server.state_snapshots import config_of, graph_id_of
+from perdure.server.state_snapshots import graph_id_of
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
 from perdure.server.streaming.late_response import LateResponse
@@ -504,7 +504,7 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
         result = standing.values
     else:
         # A run without an error has begun.
-        result = to_json(await _read_values(caller, thread_id, standing, cast(Run, standing.run)))
+        result = to_json(await _read_values(caller, thread_id, cast(Run, standing.run)))
     if removes and standing.message.channel:
         caller.host.run_in_background(remove_thread(caller, standing, thread_id))
     elif removes:
@@ -512,23 +512,15 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     return result.encode()
 
 
-async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: Run) -> Any:
-    """Return the outputs that a run left: those of the thread's current state, unless another run has
-    continued the thread since, or the run started from an earlier checkpoint and stored none of its own."""
+async def _read_values(caller: Caller, thread_id: str, run: Run) -> Any:
+    """Return the outputs that a run left."""
     row = await caller.threads.get(thread_id)
     # By now the thread may belong to another graph.
     graph_id = run.graph if run.graph in caller.host.runtime.graphs else graph_id_of(caller, row)
     if graph_id is None:
         return {}
     async with caller.open_graph(graph_id, "threads.read", thread_id) as graph:
-        state = await aread_state(graph, config_of(thread_id))
-        is_later = row.run is not None and row.run.id != run.id
-        is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run.id
-        if is_later or is_on_branch:
-            return select_outputs(graph, await read_left(caller.runtime, graph, thread_id, run))
-        if state.created_at is None:
-            return {}
-        return select_outputs(graph, responses.outcome(state, row.waits))
+        return select_outputs(graph, await read_left(caller.runtime, graph, thread_id, run))
 
 
 def _respond_late(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from langgraph.types import StateSnapshot
 
 from perdure.langgraph.reading.readable_states import Graph, aread_history, aread_state, select_outputs
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.model.runs.messages import Run
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Standing
@@ -65,7 +66,7 @@ async def _read_values_before(runtime: TenantRuntime, graph: Graph, thread_id: s
 async def read_left(runtime: TenantRuntime, graph: Graph, thread_id: str, run: Run) -> Any:
     """Return the values that a run left, as ``values_of`` does, with the graph that is given."""
     waits = read_waits(run.note)
-    current = await aread_state(graph, config_of(thread_id))
+    current = await aread_with_questions(graph, config_of(thread_id))
     if (current.metadata or {}).get("run_id") == run.id:
         return responses.outcome(current, waits)
     if (last := await last_of(graph, thread_id, run.id)) is not None:
@@ -104,7 +105,7 @@ async def _read_start(graph: Graph, thread_id: str, standing: Standing | None) -
     checkpoint, so that this is its state."""
     if (start := start_of(standing)) is None:
         return None
-    state = await aread_state(graph, config_of(thread_id, None, start))
+    state = await aread_with_questions(graph, config_of(thread_id, None, start))
     # LangGraph shows the questions of answered tasks, too, in a state that is not the latest.
     asking = [task for task in state.tasks if task.result is None]
     return state._replace(interrupts=tuple(interrupt for task in asking for interrupt in task.interrupts))

@@ -71,13 +71,11 @@ class _SaverWithGotos(PartialSaver):
         if not gotos:
             return found
         values, versions = found.checkpoint["channel_values"], found.checkpoint["channel_versions"]
+        version: str | int | float = self.get_next_version(max(versions.values(), default=None), None)
         checkpoint: Checkpoint = {
             **found.checkpoint,
             "channel_values": {**values, **{name: self._apply(name, values, gotos[name]) for name in gotos}},
-            "channel_versions": {
-                **versions,
-                **dict.fromkeys(gotos, self.get_next_version(max(versions.values(), default=None), None)),
-            },
+            "channel_versions": {**versions, **dict.fromkeys(gotos, version)},
         }
         return found._replace(checkpoint=checkpoint)
 

@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.database.base import handle_of
-from perdure.engine.queue import crons
+from perdure.engine.queue import crons, due_pages
 from perdure.model.ops import Now
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -164,5 +164,27 @@ def test_no_more_queues_are_read_than_are_listed(storage: Storage, monkeypatch: 
         monkeypatch.setattr(upcoming, "_QUEUES_MAX", 3)
         found, is_whole = await find(storage, now)
         assert ([entry["thread_id"] for entry in found], is_whole) == (threads[:3], False)
+
+    go(main())
+
+
+def test_work_that_is_due_already_takes_no_place(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upcoming, "_QUEUES_MAX", 1)
+    graph = StateGraph(MessagesState).add_node(either).add_edge(START, "either").compile()
+
+    async def main() -> None:
+        async with working(near.database(), graph, works=False) as runtime:
+            for number in range(3):
+                await runtime.accept(f"due{number}", "hello")
+            await runtime.accept("gathers", "hello", debounce=1200.0, max_wait=1200.0)
+        now = int(near.driver.perform(Now()))
+        found, is_whole = await find(near, now)
+        assert ([(entry["kind"], entry["thread_id"]) for entry in found], is_whole) == (
+            [("message", "gathers")],
+            True,
+        )
+        monkeypatch.setattr(upcoming, "_PAGES_MAX", 1)
+        monkeypatch.setattr(due_pages, "PAGE", 2)
+        assert await find(near, now) == ([], False)
 
     go(main())

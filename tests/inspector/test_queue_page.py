@@ -41,7 +41,7 @@ def work(name: str, lane: dict[str, Any], replies: int = 0) -> dict[str, Any]:
 
 
 def later(kind: str, seconds: int, **more: Any) -> dict[str, Any]:
-    about = {"kind": kind, "at": NOW + seconds * 1_000_000, "thread_id": None, "is_listed": False}
+    about = {"kind": kind, "id": None, "at": NOW + seconds * 1_000_000, "thread_id": None, "is_listed": False}
     return {**about, "title": "", "user": HOSTILE, "graph": "agent", "what": "", **more}
 
 
@@ -63,6 +63,7 @@ BUSY = {
         later("message", 60, thread_id="late", is_listed=True, title=HOSTILE * 40),
         later("cron", 3300, what="0 * * * * Europe/Berlin"),
         later("message", 4000, thread_id="new"),
+        later("retry", 4100, id="r", thread_id="again", is_listed=True),
     ],
     "interrupted": [thread("asks", asks=True)],
     "waiting": [
@@ -123,7 +124,7 @@ def test_what_waits_is_counted_first_and_linked_to_its_part(page: Page, address:
         "3 messages wait in 1 thread, due for up to 90 s.",
         "1 run is under way, 1 waits for the next attempt.",
         "2 replies wait to be sent. Look for replies that were given up",
-        "3 runs start by themselves, the next in 60 s.",
+        "4 runs start by themselves, the next in 60 s.",
         "1 thread asks.",
         "1 thread sleeps until a signal.",
         "At least 100 threads have failed.",
@@ -161,15 +162,15 @@ def test_who_sees_a_part_of_the_threads_gets_no_verdict_on_all(page: Page, addre
 
 def test_what_will_run_is_listed_by_time(page: Page, address: str) -> None:
     opened(page, address, BUSY)
-    page.get_by_role("link", name="3 runs start by themselves").press("Enter")
+    page.get_by_role("link", name="4 runs start by themselves").press("Enter")
     page.wait_for_function("() => document.activeElement.textContent === 'What will run'")
     rows = page.get_by_role("region", name="What will run").locator("tbody tr")
     what = [row.locator("td").nth(1).inner_text() for row in rows.all()]
-    assert what == ["message for later", "cron\n0 * * * * Europe/Berlin", "message for later"]
+    assert what == ["message for later", "cron\n0 * * * * Europe/Berlin", "message for later", "next attempt"]
     places = [row.locator("td").nth(2) for row in rows.all()]
     assert places[0].get_by_role("link").inner_text() == "late"
     # A thread that has not begun has no page, and a cron without a thread begins one each time.
-    assert [place.inner_text() for place in places[1:]] == ["a new one", "new"]
+    assert [place.inner_text() for place in places[1:3]] == ["a new one", "new"]
     assert places[2].get_by_role("link").count() == 0
     rows.first.get_by_role("link", name=HOSTILE, exact=True).click()
     page.get_by_role("heading", name=f"User {HOSTILE}", exact=True, level=1).wait_for()

@@ -44,21 +44,20 @@ def list_upcoming(
     from perdure.runtime.operations.upcoming import find_upcoming
 
     with open_walk(place) as found:
-        entries, is_whole = run_coroutine(
-            find_upcoming(found.walk, found.now, found.now + parse_duration(within))
-        )
+        until = found.now + parse_duration(within)
+        entries, is_whole = run_coroutine(find_upcoming(found.walk, found.now, until, limit, sees_crons=None))
 
     def show(entry: dict[str, Any]) -> None:
         wait = entry["at"] - found.now
         when = f"in {format_age(wait)}" if wait > 0 else "due"
         line = f"{format_time(entry['at'])}  {when:>8}  {_KINDS[entry['kind']]:<{_WIDTH}}"
-        for key, word in (("graph", "graph "), ("repeats", ""), ("thread_id", "thread "), ("user", "of ")):
+        for key, word in (("graph", "graph "), ("what", ""), ("thread_id", "thread "), ("user", "of ")):
             if entry[key]:
                 line += f"  {word}{quote_id(entry[key])}"
         if entry["id"] and entry["kind"] in ("cron", "message", "retry"):
             line += f"  {'cron' if entry['kind'] == 'cron' else 'run'} {quote_id(entry['id'])}"
         say(line)
 
-    print_all(entries[:limit], as_json, show, f"Nothing runs by itself within {within}.")
-    if not as_json and (len(entries) > limit or not is_whole):
+    print_all(entries, as_json, show, f"Nothing runs by itself within {within}.")
+    if not (as_json or is_whole):
         out.print("There is more; raise --limit, or shorten --within.")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import inbox, outbox
 from perdure.engine.queue.scheduled import list_postponed
 from perdure.engine.queue.stuck import Survey, survey
+from perdure.errors import NotAllowed
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_optional_run, describe_thread
 from perdure.inspector.timeline import (
@@ -20,14 +21,15 @@ from perdure.inspector.timeline import (
     read_thread,
     waits_of,
 )
-from perdure.inspector.upcoming import find_upcoming
-from perdure.model.ops import Fetch, FindDue, Get, Now
+from perdure.model.ops import Fetch, FindDue, Get, IndexHit, Now
 from perdure.model.program import Program, ask
-from perdure.model.records import LANE, RUN, THREADS, Partition
+from perdure.model.records import LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Reply, Run, encode
-from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.runs.queue import IN, OUT, Lane
 from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations import entries
+from perdure.runtime.operations.upcoming import Upcoming, find_upcoming
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import load_row
 
@@ -43,9 +45,8 @@ _OVERDUE_US = 60_000_000
 
 async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the threads with work now or within a day, what runs by itself later (``upcoming``, as
-    ``upcoming.find_upcoming`` describes it), the threads that wait for an answer, those that sleep or wait
-    for a signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a
-    minute.
+    ``find_upcoming`` describes it), the threads that wait for an answer, those that sleep or wait for a
+    signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a minute.
 
     At most 100 entries of a kind are returned, those that are found in less than half a second. ``cut`` names
     the lists of which more may exist: ``stuck``, ``work``, ``upcoming``, ``interrupted`` (with ``waiting``)
@@ -58,7 +59,7 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     sees = await access.authorize_listing()
     now, hits = await access.handle.arun(_find_due(access.tenant))
-    names = list(dict.fromkeys(hit.partition for hit in hits if hit.lane in _QUEUES and hit.is_soon))
+    names = list(dict.fromkeys(hit.partition for hit in hits if hit.record and hit.record.key[0] in _QUEUES))
     looked = await asyncio.gather(*(_load_work(access, partition, sees) for partition in names[:_THREADS]))
     work = [each for each in looked if each is not None]
     interrupted, has_all_interrupted = await _find_with_status(access, "interrupted", sees)
@@ -66,12 +67,11 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     surveyed = Survey((), True)
     if sees is None:  # The survey covers threads that other viewers may not see.
         surveyed = await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))
-    postponed = [hit.partition for hit in hits if hit.lane == LATER and hit.partition.space == THREADS]
-    upcoming = await find_upcoming(access, sees, postponed, interrupted)
+    upcoming, has_crons = await _find_upcoming(access, sees, now)
     is_whole = {
         "stuck": surveyed.is_whole,
-        "work": (len(hits) < _DUE or not hits[-1].is_soon) and len(names) <= _THREADS,
-        "upcoming": len(hits) < _DUE and upcoming.is_whole and has_all_interrupted,
+        "work": len(hits) < _DUE and len(names) <= _THREADS,
+        "upcoming": upcoming.is_whole,
         "interrupted": has_all_interrupted,
         "failed": has_all_failed,
     }
@@ -87,8 +87,20 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "failed": failed,
         "cut": [name for name, has_all in is_whole.items() if not has_all],
         "is_surveyed": sees is None,
-        "has_crons": upcoming.has_crons,
+        "has_crons": has_crons,
     }
+
+
+async def _find_upcoming(access: Access, sees: Sees | None, now: int) -> tuple[Upcoming, bool]:
+    """Return what the viewer may see of what runs by itself, and whether the viewer may see crons."""
+    sees_crons, has_crons = None, True
+    try:
+        sees_crons = await access.authorize_crons()
+    except NotAllowed:
+        has_crons = False
+    walk = ThreadWalk(access.handle, access.tenant, sees)
+    found = await find_upcoming(walk, now, _EVER, _THREADS, has_crons=has_crons, sees_crons=sees_crons)
+    return found, has_crons
 
 
 async def _load_work(access: Access, partition: Partition, sees: Sees | None) -> dict[str, Any] | None:
@@ -151,23 +163,9 @@ def _describe_reply(reply: Reply) -> dict[str, Any]:
     }
 
 
-class _DueLane(NamedTuple):
-    """A queue of a thread; ``is_soon`` is True if it is due now or within a day."""
-
-    partition: Partition
-    lane: str
-    is_soon: bool
-
-
-def _find_due(tenant: str) -> Program[tuple[int, list[_DueLane]]]:
+def _find_due(tenant: str) -> Program[tuple[int, tuple[IndexHit, ...]]]:
     now = yield from ask(Now())
-    hits = yield from ask(FindDue(tenant, until=_EVER, limit=_DUE))
-    soon = now + _AHEAD_US
-    return now, [
-        _DueLane(hit.partition, hit.record.key[0], hit.record.fields["due_at"] <= soon)
-        for hit in hits
-        if hit.record is not None
-    ]
+    return now, (yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE)))
 
 
 def _load_queues(partition: Partition) -> Program[dict[str, Any]]:

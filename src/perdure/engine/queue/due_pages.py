@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from perdure.model.ops import FindDue
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
 
 PAGE = 1000
+
+
+class DueQueue(NamedTuple):
+    """A queue record: its thread, its name, and the time at which it is due."""
+
+    partition: Partition
+    name: str
+    due_at: int
 
 
 class DuePages:
@@ -22,13 +31,13 @@ class DuePages:
         self._seen: set[tuple[Partition, str]] = set()
         self.is_last = False
 
-    def read_next(self) -> Program[list[tuple[Partition, str]]]:
-        """Return the records of the next page, each by its thread and its name."""
+    def read_next(self) -> Program[list[DueQueue]]:
+        """Return the records of the next page."""
         page = yield from ask(self._find)
         found = [(hit.partition, hit.record) for hit in page if hit.record is not None]
-        places = dict.fromkeys((partition, record.key[0]) for partition, record in found)
-        new = [place for place in places if place not in self._seen]
-        self._seen.update(new)
+        queues = {(partition, record.key[0]): record.fields["due_at"] for partition, record in found}
+        new = [DueQueue(*place, due_at) for place, due_at in queues.items() if place not in self._seen]
+        self._seen.update(queues)
         self.is_last = len(page) < self._find.limit or not found
         if not self.is_last:
             # The next page begins at the time at which this one ended. If all of this page has that time, the

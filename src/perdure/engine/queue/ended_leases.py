@@ -27,7 +27,7 @@ def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
     pages = DuePages(tenant, since=now, until=now + 2 * ttl)
     ended = 0
     while not pages.is_last:
-        for partition, name in (yield from pages.read_next()):
+        for partition, name, _ in (yield from pages.read_next()):
             ended += yield from _end(partition, name, owners, now)
     return ended
 

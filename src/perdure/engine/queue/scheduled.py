@@ -159,7 +159,7 @@ def find_threads(tenant: str) -> Program[list[Partition]]:
     found: list[Partition] = []
     pages = DuePages(tenant, until=_NEVER)
     while not pages.is_last:
-        found += [partition for partition, name in (yield from pages.read_next()) if name == LATER]
+        found += [queue.partition for queue in (yield from pages.read_next()) if queue.name == LATER]
     return found
 
 

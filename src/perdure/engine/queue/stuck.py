@@ -71,7 +71,7 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
     pages = DuePages(tenant, until=now + _AHEAD)
     examined = 0
     while not pages.is_last:
-        for partition, name in (yield from pages.read_next()):
+        for partition, name, _ in (yield from pages.read_next()):
             if examined >= most:
                 return Survey(_sort(groups), False)
             examined += 1

@@ -26,7 +26,7 @@ export async function showQueue(main, asked) {
 }
 
 const link = (each) => threadLink(each.thread_id, each.title);
-const KINDS = { cron: "cron", message: "message for later", sleep: "sleep ends", signal: "signal, at the latest", question: "deadline of a question" };
+const KINDS = { cron: "cron", message: "message for later", retry: "next attempt", sleep: "sleep ends", signal: "signal, at the latest", question: "deadline of a question" };
 const part = (name, words) => make("a", { href: address("queue", { part: name }) }, words);
 const heading = (name, words) => make("h2", { id: `queue-${name}`, tabIndex: -1 }, words);
 const quiet = (words) => make("p.quiet", {}, words);
@@ -84,7 +84,7 @@ function parts(found) {
       ? table("What will run", ["When", "What", "Thread", "User", "Graph"], found.upcoming.map((each) => [
           each.at <= found.now ? `due ${due(each.at)}` : time(each.at), make("span", {}, KINDS[each.kind], each.what ? make("code.title", {}, each.what) : null),
           each.thread_id === null ? "a new one" : each.is_listed ? link(each) : brief(each.thread_id), userLink(each.user), brief(each.graph)]))
-      : quiet("No cron, message for later or sleep is to come."),
+      : quiet("No cron, message for later, next attempt or sleep is to come."),
     found.has_crons ? null : quiet("Crons are not shown: you may not search them."),
     rest("upcoming"),
     signals.length ? heading("waiting", "Until a signal") : null,

@@ -19,7 +19,7 @@ import apsw
 import pytest
 
 from perdure.errors import DatabaseReplaced
-from perdure.model.ops import Committed, Fetch, Get
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put, Refused
 from perdure.model.records import DOCUMENT, Partition
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite import file_identity
@@ -164,6 +164,22 @@ def test_programs_without_a_limit_of_the_log_are_no_replacement(path: Path, mode
                 program.cache_flush()
                 program.execute("ROLLBACK")
         assert has(mine, "mine", range(20))
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 3])
+def test_writes_that_are_rolled_back_are_no_replacement(path: Path, refusals: int) -> None:
+    """A put of a record that must not exist is tried without a look first, and rolled back if it does."""
+    again = Put(DOCUMENT, ("d", "0"), {"updated_at": 1}, b"again", Expect.ABSENT, 1)
+    with closing(SqliteDriver(path)) as driver:
+        assert commit(driver, "mine", 0) == Committed()
+    with closing(SqliteDriver(path)) as driver:
+        for number in range(1, 20):
+            for _ in range(refusals):
+                assert isinstance(driver.perform(Commit(Partition("", "mine"), (again,))), Refused)
+            if number % 2:
+                checkpoint(path)
+            assert commit(driver, "mine", number) == Committed()
+        assert has(driver, "mine", range(20))
 
 
 def cut(path: Path, size: int = 4096) -> None:

@@ -99,6 +99,8 @@ class FileWatch:
         """Advance the history within a transaction that has written nothing yet, if this is the first one, or
         the first one since the file itself changed, or if the log is shorter than expected. Then it was begun
         anew, or raise ``DatabaseReplaced``."""
+        # What a transaction before this one advanced may have been rolled back.
+        self._advancing = self._advanced, self._state
         self._log_size = max(os.fstat(self._log).st_size, _LOG_HEADER)
         self._count_frames()
         is_log_whole = self._log_size >= self._log_least and self._has_log_header()

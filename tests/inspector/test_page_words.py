@@ -191,7 +191,8 @@ def test_the_limits_that_are_used_most_come_first(page: Page, address: str) -> N
 def failed_run(**error: Any) -> dict[str, Any]:
     about = {"thread_id": "plain", "run_id": RUN_ID, "state": "failed", "graph": "agent", "user": HOSTILE}
     times = {"started_at": NOW, "updated_at": NOW + 1, "attempts": 1, "channel": "", "graph_version": None}
-    detail = {"messages": [], "repeats": None, "repeated_by": None, "goes_on_from": None, "permissions": []}
+    detail: dict[str, Any] = dict.fromkeys(("repeats", "repeated_by", "goes_on_from"))
+    detail |= {"messages": [], "permissions": []}
     error = {"kind": "ValueError", "group": "g", "node": "team|tools", "traceback": None, **error}
     return {**about, **times, **detail, "is_repeated": False, "stands": True, "error": error}
 

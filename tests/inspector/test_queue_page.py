@@ -175,7 +175,7 @@ def test_what_will_run_is_listed_by_time(page: Page, address: str) -> None:
     rows.first.get_by_role("link", name=HOSTILE, exact=True).click()
     page.get_by_role("heading", name=f"User {HOSTILE}", exact=True, level=1).wait_for()
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         page.goto(f"{address}#/queue")
         page.get_by_role("list", name="Verdict").wait_for()
         assert findings(page) == []

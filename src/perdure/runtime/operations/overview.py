@@ -24,6 +24,7 @@ from perdure.runtime.activity import (
     LENGTHS,
     USAGE,
 )
+from perdure.runtime.threads.order import UNSURE
 from perdure.runtime.threads.rows import load_row
 
 _DUE_MAX = 1000
@@ -75,13 +76,20 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     threads: dict[str, int | None] = {"failed": None, "interrupted": None, "asleep": None}
     is_listed_whole = True
     if database.has_listing:
-        for name, status in (("failed", "error"), ("interrupted", "interrupted")):
-            hits = await database.arun(ask(FindListed(tenant, status=status, limit=_LISTED_MAX)))
-            threads[name] = len(hits)
-            is_listed_whole = is_listed_whole and len(hits) < _LISTED_MAX
-            if name == "interrupted" and len(hits) <= _READ_MAX:
-                rows = [await database.arun(load_row(hit.partition)) for hit in hits]
-                threads["asleep"] = sum(row is not None and row.is_asleep for row in rows)
+        listed = {
+            status: await database.arun(ask(FindListed(tenant, status=status, limit=_LISTED_MAX)))
+            for status in ("error", "interrupted", UNSURE)
+        }
+        unsure = [await database.arun(load_row(hit.partition)) for hit in listed[UNSURE][:_READ_MAX]]
+        statuses = Counter(row.status for row in unsure if row is not None)
+        interrupted = len(listed["interrupted"]) + statuses["interrupted"]
+        threads |= {"failed": len(listed["error"]) + statuses["error"], "interrupted": interrupted}
+        is_listed_whole = len(listed[UNSURE]) <= _READ_MAX and all(
+            len(hits) < _LISTED_MAX for hits in listed.values()
+        )
+        if interrupted <= _READ_MAX:
+            rows = [await database.arun(load_row(hit.partition)) for hit in listed["interrupted"]]
+            threads["asleep"] = sum(row is not None and row.is_asleep for row in (*rows, *unsure))
     are_whole = all(len(found) < _DOCUMENTS_MAX for found in documents.values())
     return {
         "now": now,

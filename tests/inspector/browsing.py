@@ -18,10 +18,11 @@ from tests.server.browsing import wait_for
 from tests.servers import npm
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, ViewportSize
 
 JS = Path(__file__).parent / "js"
 SERIOUS = ("serious", "critical")
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 @contextmanager
@@ -57,3 +58,17 @@ def findings(page: Page) -> list[str]:
         if each["impact"] in SERIOUS
         for node in each["nodes"]
     ]
+
+
+def sound(page: Page) -> None:
+    """Check that nothing that people wrote has become markup or script, and that everybody can use the page,
+    on a phone, too."""
+    assert page.title() == "Perdure inspector"
+    assert page.locator("main img, main script").count() == 0
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert findings(page) == []
+    page.set_viewport_size(PHONE)
+    assert findings(page) == []
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+    page.set_viewport_size({"width": 1280, "height": 800})

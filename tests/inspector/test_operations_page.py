@@ -16,7 +16,6 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
-from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
@@ -26,7 +25,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.records import DOCUMENT
 from perdure.runtime import Runtime, Settings
 from tests.backends import EMPTY
-from tests.inspector.browsing import findings, served
+from tests.inspector.browsing import served, sound
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.server.browsing import browsing, launched, wait_for
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = ViewportSize(width=390, height=844)
 ACTION = {"name": HOSTILE, "args": {"to": HOSTILE}, "description": HOSTILE}
 QUESTIONS: dict[str, Any] = {
     "review": {
@@ -196,20 +194,6 @@ class Held:
     def answer(self, body: dict[str, Any], status: int = 200) -> None:
         self.wait()
         self._routes.pop().fulfill(status=status, json=body)
-
-
-def sound(page: Page) -> None:
-    """Nothing that people wrote has become markup or script, and everybody can use the page, on a phone,
-    too."""
-    assert page.title() == "Perdure inspector"
-    assert page.locator("main img, main script").count() == 0
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert findings(page) == []
-    page.set_viewport_size(PHONE)
-    assert findings(page) == []
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
-    page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, address: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.cli.runs import format_duration
@@ -16,7 +15,7 @@ from perdure.database.base import handle_of
 from perdure.inspector.access import PERMISSIONS, LocalAccess
 from tests.backends import EMPTY
 from tests.inspector import staging
-from tests.inspector.browsing import findings, served
+from tests.inspector.browsing import served, sound
 from tests.inspector.staging import HOSTILE
 from tests.server.browsing import browsing, launched
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = ViewportSize(width=390, height=844)
 NOW = 1_790_000_000_000_000
 INTO = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 RUN_ID = "0195d0c7-1111-7222-8333-9176bdb643c1"
@@ -60,18 +58,6 @@ def answers(page: Page, **views: Any) -> None:
 
     for view, found in views.items():
         page.route(f"**/api/{view}?*", give(found))
-
-
-def sound(page: Page) -> None:
-    """Nothing has become markup, everybody can use the page, and nothing is beside it on a phone."""
-    assert page.title() == "Perdure inspector"
-    assert page.locator("main img, main script").count() == 0
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert findings(page) == []
-    page.set_viewport_size(PHONE)
-    assert findings(page) == []
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def is_on_one_line(cell: Locator) -> bool:

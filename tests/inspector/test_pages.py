@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.graph import START, MessagesState, StateGraph
-from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
@@ -22,7 +21,7 @@ from perdure.inspector.access import LocalAccess
 from perdure.storage.credentials import Endpoint, PasswordSource
 from tests.backends import EMPTY
 from tests.inspector import staging
-from tests.inspector.browsing import findings, served
+from tests.inspector.browsing import PHONE, findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.runtime.worker.test_credential_reports import SigningIn
 from tests.server.browsing import Site, browsing, launched, wait_for
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = ViewportSize(width=390, height=844)
 
 
 @pytest.fixture(scope="module")

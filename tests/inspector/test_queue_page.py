@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
 from tests.backends import EMPTY
 from tests.inspector import staging
-from tests.inspector.browsing import findings, served
+from tests.inspector.browsing import PHONE, findings, served
 from tests.inspector.staging import HOSTILE
 from tests.server.browsing import browsing, launched
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = ViewportSize(width=390, height=844)
 NOW = 1_790_000_000_000_000
 LANE = {"pending": 0, "due_at": None, "run_id": None, "owner": None, "retry_at": None}
 RUN = {"run_id": "r", "graph": "agent", "attempts": 2, "error": None, "started_at": NOW, "updated_at": NOW}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from langchain_core.messages import AnyMessage, ChatMessage, HumanMessage
 from langgraph.graph import START, StateGraph
-from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
@@ -21,14 +20,13 @@ from perdure.database.opening import open_for_reading
 from perdure.inspector.access import LocalAccess
 from perdure.model.model_calls import Price, Prices
 from tests.inspector import many_threads, staging
-from tests.inspector.browsing import findings, served
+from tests.inspector.browsing import PHONE, findings, served
 from tests.server.browsing import browsing, launched, wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = ViewportSize(width=390, height=844)
 
 
 @pytest.fixture(scope="module")

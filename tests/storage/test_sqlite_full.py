@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
@@ -15,44 +14,33 @@ from perdure.model.ops import Committed
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite.driver import SqliteDriver
 from tests.storage.outside import fat, state, write_until_refused
+from tests.storage.steps import Disk, Step
 
 
-class Disk(apsw.VFS):
-    """SQLite's own files on a disk that takes ``room`` more writes of the log; ``None``: any number. Of the
-    file it takes all: what fails in a checkpoint SQLite keeps to itself, and ``apsw`` raises."""
+class FullDisk(Disk):
+    """A disk that takes ``room`` more writes of the log; ``None``: any number. Of the file it takes all: what
+    fails in a checkpoint SQLite keeps to itself, and ``apsw`` raises."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.room: int | None = None
-        super().__init__("perdure-full", "", makedefault=True)
+        self.before = self._take_room
 
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
-        return File(self, name, flags)
-
-
-class File(apsw.VFSFile):
-    def __init__(self, disk: Disk, name: Any, flags: list[int]) -> None:
-        self._disk = disk
-        path = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
-        self._is_log = path.endswith("-wal")
-        super().__init__("unix", name, flags)
-
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-        room = self._disk.room
-        if room is not None and self._is_log:
-            if room == 0:
+    def _take_room(self, step: Step) -> None:
+        if self.room is not None and step[:2] == ("log", "write"):
+            if self.room == 0:
                 raise apsw.FullError("no room")
-            self._disk.room = room - 1
-        super().xWrite(data, offset)
+            self.room -= 1
 
 
 @pytest.fixture
-def disk() -> Iterator[Disk]:
-    disk = Disk()
+def disk() -> Iterator[FullDisk]:
+    disk = FullDisk()
     yield disk
     disk.unregister()
 
 
-def test_whichever_write_finds_no_room_nothing_acknowledged_is_lost(disk: Disk, tmp_path: Path) -> None:
+def test_whichever_write_finds_no_room_nothing_acknowledged_is_lost(disk: FullDisk, tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
     sqlite.migrate(f"sqlite:///{path}")
     failures = 0

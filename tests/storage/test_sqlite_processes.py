@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -242,10 +242,9 @@ def shrink_and_grow(path: Path) -> None:
         program.execute("CREATE TABLE less AS SELECT randomblob(60000) AS a")
 
 
-@pytest.mark.parametrize("at", range(0, 60, 3))
-def test_the_file_is_examined_during_any_step_of_a_checkpoint_by_another_process(
-    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+@contextmanager
+def open_before_growth(path: Path) -> Iterator[SqliteDriver]:
+    """Yield a driver after another program has made the file shorter, and has more pages in the log."""
     with closing(apsw.Connection(str(path))) as program:
         program.execute("CREATE TABLE large AS SELECT randomblob(200000) AS a")
     with closing(SqliteDriver(path)) as mine:
@@ -253,6 +252,14 @@ def test_the_file_is_examined_during_any_step_of_a_checkpoint_by_another_process
         checkpoint(path, "TRUNCATE")
         assert commit(mine, "mine", 2) == Committed()
         shrink_and_grow(path)
+        yield mine
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_the_file_is_examined_during_any_step_of_a_checkpoint_by_another_process(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    with open_before_growth(path) as mine:
         count, reached, go_on = 0, threading.Event(), threading.Event()
 
         def wait(step: Step) -> None:
@@ -283,13 +290,7 @@ def test_a_process_that_is_killed_in_a_checkpoint_leaves_no_file_that_is_taken_f
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_identity, "_PATIENCE_S", 0.05)
-    with closing(apsw.Connection(str(path))) as program:
-        program.execute("CREATE TABLE large AS SELECT randomblob(200000) AS a")
-    with closing(SqliteDriver(path)) as mine:
-        assert commit(mine, "mine", 1) == Committed()
-        checkpoint(path, "TRUNCATE")
-        assert commit(mine, "mine", 2) == Committed()
-        shrink_and_grow(path)
+    with open_before_growth(path) as mine:
         size = path.stat().st_size
 
         def fail(step: Step) -> None:

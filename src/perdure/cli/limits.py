@@ -70,7 +70,10 @@ def list_limits(
         changed = run_coroutine(limit_states.read_amounts(handle, place.tenant))
     currency = read_currency()
     for entry in found:
-        print_json(entry) if as_json else _print(entry, currency)
+        if as_json:
+            print_json(entry)
+        else:
+            _print(entry, currency)
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
             line = f"{make_legible(each)}  is set to {_describe_amounts(amounts)}"

@@ -1,4 +1,4 @@
-"""Removal of what is stored for tenants and chats outside of threads, once nobody works there any more.
+"""Removal of records of tenants and chats outside of threads, when no work is left there.
 
 What a tenant or a chat stores is removed by its own work only while there is some. A user's tenant without
 further runs, or a chat without threads, is reached by a sweep alone. Each place of a server's data is one of
@@ -6,7 +6,7 @@ these:
 
 - swept here: the index of threads, crons, counts of activity, and sessions of chats,
 - due in a queue record: crons and the states of limits, which workers visit,
-- limited in number, or removed by whoever made it: assistants, amounts of limits, the log of actions, the
+- limited in number, or removed by its owner: assistants, amounts of limits, the log of actions, the
   leases of bots, and crons that are bound to no thread.
 """
 
